@@ -1,12 +1,12 @@
 """The two ends of one channel, and the limits of every link.
 
-A channel is directed and FIFO, from one agent to another. The sender's host holds an `Outlet`, the receiver's host an
-`Inlet`; both are plain counters, cheap enough to update once per message. A message gets its number when it leaves the
-sender's outbox. A message that waits for credit is *parked*: it has no number and no stamp, and belongs to the sender's
-checkpoint. Agents on one host use the same two objects without a link in between.
+A channel carries messages from one agent to another in FIFO order. The sender's host holds an `Outlet` and the receiver's host an `Inlet`.
+Both are plain counters, cheap enough to update once per message. A message gets its sequence number when it leaves the sender's outbox. A
+message that waits for credit is *parked*. A parked message has no number and no epoch stamp, and belongs to the sender's checkpoint. If
+both agents are on one host, the same two objects are used without a link between them.
 
-Credit is absolute: the highest message number that may have been sent, `consumed + CHANNEL_CREDIT`. A credit that arrives
-twice, late or never only makes the sender wait.
+Credit is an absolute value: the highest message number that the sender may use, which is `consumed + CHANNEL_CREDIT`. A credit that is
+duplicated is harmless. A credit that is late or lost only makes the sender wait.
 """
 
 from collections import deque
@@ -15,25 +15,25 @@ from collections.abc import Iterable
 from snapline.errors import MessageTooLargeError
 
 CHANNEL_CREDIT = 256
-"""Largest number of messages of one channel that may wait at the receiver: 1/32 of WINDOW_ITEMS, so that one slow agent does not fill the
-link's window."""
+"""Largest number of messages of one channel that may wait at the receiver. It is 1/32 of WINDOW_ITEMS, so that one slow agent does not fill
+the link's window."""
 
 WINDOW_ITEMS = 8192
-"""Largest number of items of one link that may wait at the receiver: 16 full frames, enough to keep both sides busy."""
+"""Largest number of items of one link that may wait at the receiver. It equals 16 full frames, which is enough to keep both sides busy."""
 
 WINDOW_BYTES = 3 * 1024 * 1024
-"""Largest number of bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since
-checkpoints cannot see messages inside gRPC."""
+"""Largest number of bytes of one link that may wait at the receiver. This window must be exhausted before gRPC's own window, which blocked
+at 4.1 MB, because checkpoints cannot see messages inside gRPC."""
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""Largest message. Larger data goes through the store."""
+"""Largest size of a message in bytes. Larger data must be passed through the store."""
 
 PART_BYTES = 1024 * 1024
-"""Larger messages are sent in parts of this size, so that frames stay near 1 MiB."""
+"""Size in bytes of the parts into which larger messages are split, so that frames stay near 1 MiB."""
 
 
 def check_message_size(size_bytes: int) -> None:
-    """Refuse a message that no link would carry.
+    """Raise an error if a message is too large to be sent over a link.
 
     Raises:
         MessageTooLargeError: the message is larger than `MESSAGE_BYTES_MAX`.
@@ -46,10 +46,10 @@ def check_message_size(size_bytes: int) -> None:
 
 
 def window_bytes(payloads: Iterable[bytes]) -> int:
-    """Return the bytes that these consumed messages return to the link's window (`ItemsConsumed.size_bytes`).
+    """Return the number of bytes by which consuming these messages enlarges the link's free window (`ItemsConsumed.size_bytes`).
 
-    A message in parts holds one part's worth of the window until it is consumed; its other parts returned theirs on
-    arrival. So every message counts with its size, but at most with `PART_BYTES`.
+    A message that arrives in parts occupies only `PART_BYTES` of the window until it is consumed, since its other parts are counted as
+    consumed on arrival. So each message counts with its size, but with at most `PART_BYTES`.
     """
     sizes = list(map(len, payloads))
     total = sum(sizes)
@@ -57,15 +57,17 @@ def window_bytes(payloads: Iterable[bytes]) -> int:
 
 
 class Outlet:
-    """Sender's end of one channel.
+    """The sender's end of one channel.
 
     Attributes:
-        channel: number of the channel on its link, > 0; 0 if it has none (not opened, or inside one host).
-        number: number of the last message sent; `number <= credit` except for messages that need no credit.
+        channel: number of the channel on its link, greater than 0. 0 if the channel is not open yet, or if both agents are on one host.
+        number: number of the last message sent. It is at most `credit`, except for messages that need no credit.
         credit: highest message number that may be sent.
-        parked: payloads that wait for credit or room, in order; not numbered, not stamped. The host's outbox limit bounds
-            them: it raises an alarm and slows the ingress, since slowing turns would deadlock a cyclic fleet.
-        queue: the deque behind `parked`, None until first used: an empty deque takes more memory than the other attributes together.
+        parked: payloads that wait for credit or room in the window, in order. They have no numbers and no epoch stamps. The host's outbox
+            limit bounds their number by raising an alarm and slowing the ingress. Slowing turns instead would deadlock a fleet with cyclic
+            channels.
+        queue: the deque behind `parked`. It is None until it is first used, because an empty deque takes more memory than all other
+            attributes together.
     """
 
     __slots__ = ("channel", "credit", "number", "queue", "receiver", "sender")
@@ -85,7 +87,8 @@ class Outlet:
         return self.queue
 
     def raise_credit(self, number: int) -> bool:
-        """Raise the credit to `number`, and return whether parked messages may now be sent. Older credits change nothing."""
+        """Raise the credit to `number`, and return whether there are parked messages that may now be sent. A credit that is not higher than
+        the current one has no effect."""
         if number <= self.credit:
             return False
         self.credit = number
@@ -98,15 +101,16 @@ class Outlet:
 
 
 class Inlet:
-    """Receiver's end of one channel.
+    """The receiver's end of one channel.
 
-    The next message to arrive has number `arrived + 1`. The caller counts it inline with `inlet.arrived += 1`, since this
+    The next message to arrive has number `arrived + 1`. The caller increments `arrived` itself instead of calling a method, because this
     happens once per message.
 
     Attributes:
-        arrived: number of the last message that arrived; initially `first_number - 1`.
-        consumed: number of the last message that a turn consumed or the host dropped; dropped ones count, or the window would shrink.
-        credit_sent: last credit sent to the sender, or the initial credit of a newly opened channel.
+        arrived: number of the last message that arrived. Its initial value is `first_number - 1`.
+        consumed: number of the last message that a turn consumed or the host dropped. Dropped messages count too, because otherwise the
+            window would shrink.
+        credit_sent: last credit sent to the sender, or the initial credit if none has been sent since the channel was opened.
     """
 
     __slots__ = ("arrived", "channel", "consumed", "credit_sent", "receiver", "sender")
@@ -114,7 +118,7 @@ class Inlet:
     def __init__(
         self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
     ) -> None:
-        """`consumed` is lower than `first_number - 1` if recovery redelivers messages that the sender will not resend."""
+        """`consumed` is less than `first_number - 1` if a recovery redelivers messages that the sender will not resend."""
         self.channel = channel
         self.sender = sender
         self.receiver = receiver
@@ -123,7 +127,7 @@ class Inlet:
         self.credit_sent = self.arrived + CHANNEL_CREDIT
 
     def consume(self, count: int = 1) -> int:
-        """Count messages as consumed; return the credit to send to the sender, or 0 while the change is too small."""
+        """Count messages as consumed. Return the credit to send to the sender, or 0 if the credit has increased too little to be sent."""
         self.consumed += count
         credit = self.consumed + CHANNEL_CREDIT
         if credit - self.credit_sent < CHANNEL_CREDIT // 2:

@@ -1,18 +1,21 @@
-"""Children that user code forks (`multiprocessing`, `os.fork`) must not act for this process.
+"""Prevents child processes that user code forks (`multiprocessing`, `os.fork`) from interfering with this process.
 
-A forked child shares three things with its parent, and each can stop or disturb the parent:
+A forked child shares three things with its parent. Each of them could make the child stop or disturb its parent:
 
-- *Signals.* asyncio's handler writes each signal number into a socket that parent and child share: SIGTERM sent to the child ends the parent
-  instead. So a child resets the handlers that `handle_signal` has set; these signals are blocked until then.
-- *The event loop.* Parent and child share one epoll instance. A child that closes "its" loop removes the parent's descriptors, and the parent
-  receives no more events. So a child replaces that descriptor by another file.
-- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open: peers would see no stream break, and
-  the parent's successor would share its port with a socket on which no process accepts. So a child replaces these descriptors, too. Descriptors
-  that the user has opened stay.
+- *Signals.* asyncio's handler writes each signal number into a socket that parent and child share, so a SIGTERM to the child would end the
+  parent instead. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has
+  done so.
+- *The event loop.* Parent and child share one epoll instance. If a child closes what it takes for its own loop, it removes the parent's
+  descriptors from the epoll instance, and the parent receives no more events. Therefore a child replaces its descriptor of the epoll
+  instance by a different file.
+- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open. Peers would not notice that the
+  parent has died, and the parent's successor would share its port with a socket on which no process accepts connections. Therefore a child
+  replaces these descriptors, too. Descriptors that user code has opened remain open.
 
-A child never continues as its parent: it ends when it returns from user code (`exit_if_child`).
+A child never continues to run as its parent would. It exits when it returns from user code (`exit_if_child`).
 
-Programs that a child runs by `exec` (subprocess) inherit none of this: handlers are reset, and our descriptors are close-on-exec.
+Programs that a child starts with `exec` (subprocess) inherit none of these, since `exec` resets signal handlers and our descriptors are
+close-on-exec.
 """
 
 import asyncio
@@ -26,17 +29,18 @@ import threading
 from collections.abc import Callable, Iterable
 
 CHILD_EXIT_CODE = 70
-"""Exit code of a child that returned from user code: it must not continue as its parent (EX_SOFTWARE of sysexits.h)."""
+"""Exit code of a forked child that returns from user code, and must not continue to run as its parent would. It is EX_SOFTWARE of
+sysexits.h."""
 
 
 class _Process:
-    """State of this process.
+    """State of this process that concerns forked children.
 
     Attributes:
-        has_hook: whether `os.register_at_fork` has been called; it cannot be undone.
-        signals: signals that end a child at once.
-        loop, ports: event loop and socket ports that a child does not keep; None if there are none.
-        is_child: whether this process was forked from one that had the hook.
+        has_hook: whether `os.register_at_fork` has been called. The call cannot be undone.
+        signals: signals whose handlers a child resets to the default action.
+        loop, ports: the event loop and the function that returns the socket ports that a child must drop. None if there are none.
+        is_child: whether this process was forked from a process that had the hook.
     """
 
     def __init__(self) -> None:
@@ -51,7 +55,7 @@ _process = _Process()
 
 
 class _Forking(threading.local):
-    """State of a thread that forks. `mask`: signals that were blocked before the fork."""
+    """State of a thread that forks. `mask` is the set of signals that were blocked before the fork."""
 
     mask: frozenset[int] | set[int] = frozenset()
 
@@ -62,10 +66,10 @@ _forking = _Forking()
 def handle_signal(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, handler: Callable[..., object], *arguments: object
 ) -> None:
-    """Call `handler` on the loop for this signal, in this process but not in its children.
+    """Install `handler` for this signal on the event loop, in this process but not in forked children.
 
     Raises:
-        NotImplementedError, RuntimeError, ValueError: as `add_signal_handler`.
+        NotImplementedError, RuntimeError, ValueError: as for `add_signal_handler`.
     """
     loop.add_signal_handler(number, handler, *arguments)
     _process.signals[number] = None
@@ -73,14 +77,15 @@ def handle_signal(
 
 
 def close_in_children(loop: asyncio.AbstractEventLoop, ports: Callable[[], Iterable[int]]) -> None:
-    """Make children drop this loop and the sockets of these ports; ports on which this process listens now are added."""
+    """Make forked children drop this event loop, and all sockets whose local or remote port is one of these ports. Ports on which this
+    process listens now are added."""
     listened = listening_ports()
     _process.loop, _process.ports = loop, lambda: {*listened, *ports()}
     _register()
 
 
 def exit_if_child() -> None:
-    """End this process if it is a forked child. Call this after user code has returned or raised."""
+    """Exit this process if it is a forked child. Call this function after user code has returned or raised."""
     if _process.is_child:
         error = sys.exc_info()[1]
         with contextlib.suppress(Exception):
@@ -90,7 +95,7 @@ def exit_if_child() -> None:
 
 
 def _code_of(error: SystemExit) -> int:
-    """Return the exit code that Python would use."""
+    """Return the exit code that Python would use for this exception."""
     return (error.code & 0xFF) if isinstance(error.code, int) else int(error.code is not None)
 
 
@@ -100,7 +105,7 @@ def listening_ports() -> frozenset[int]:
 
 
 def port_of(address: str) -> int:
-    """Return the port in `HOST:PORT`, or 0 without one."""
+    """Return the port in `HOST:PORT`, or 0 if the address contains no port."""
     port = address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
@@ -120,7 +125,8 @@ def _release_signals() -> None:
 
 
 def _after_fork() -> None:
-    """Detach the child from its parent; runs on the child's only thread. Errors are ignored, so that user code can run."""
+    """Detach the child from its parent. This function runs on the child's only thread. Errors are ignored, so that user code can run in any
+    case."""
     _process.is_child = True
     with contextlib.suppress(Exception):
         wakeup = signal.set_wakeup_fd(-1)
@@ -134,7 +140,7 @@ def _after_fork() -> None:
 
 
 def _inherited() -> list[int]:
-    """Return the child's descriptors of the event loop and of the fleet's sockets."""
+    """Return the child's inherited descriptors of the event loop and of the fleet's sockets."""
     descriptors: list[int] = []
     selector = getattr(_process.loop, "_selector", None)
     if selector is not None:
@@ -147,14 +153,15 @@ def _inherited() -> list[int]:
 
 
 def _tcp_sockets() -> list[tuple[int, int, int, bool]]:
-    """Return each TCP socket's descriptor, local port, remote port (0: none), and whether it listens."""
+    """Return, for each TCP socket of this process, its descriptor, its local port, its remote port (0 if not connected), and whether it is
+    listening."""
     sockets: list[tuple[int, int, int, bool]] = []
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:  # not Linux
         return sockets
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # the descriptor that listed the directory is closed by now
+        with contextlib.suppress(OSError):  # the descriptor used to list the directory is already closed
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 sockets += _tcp_socket(descriptor)
     return sockets

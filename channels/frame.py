@@ -1,13 +1,13 @@
-"""Frames and their encoding: the only file of a link that uses protobuf.
+"""Frames of a link, and their encoding. This is the only module of a link that uses protobuf.
 
-A frame is a batch in parallel columns, so that protobuf fills and reads them in C; another message in a frame costs about
-0.1 µs. This module checks the shape of a peer's frames (columns, sizes, the stated size of lz4 bodies) before they are used;
+A frame is a batch of items in parallel columns, which protobuf fills and reads in C, so each additional message in a frame costs only about
+0.1 µs. Before a peer's frame is used, this module checks its shape: its columns, its sizes, and the stated size of lz4 bodies.
 `snapline.channels.link` checks the numbers. Every violation raises `ProtocolError` (G11).
 
-Before a message is parsed, `check_counts` estimates its parsed size from its bytes. An empty string takes two bytes on the
-wire and about a hundred as a Python object; a number takes one byte and then forty. So a message of 16 MiB, within every
-limit on bytes, could cost gigabytes of memory. Counting allocates no objects: it enters nested messages, counts packed
-numbers in C, and stops as soon as a limit is exceeded.
+Before a message is parsed, `check_counts` estimates its parsed size from its bytes. An empty string takes two bytes on the wire, but about
+a hundred bytes as a Python object. A number takes one byte on the wire, but about forty as an object. So a message of 16 MiB that respects
+every size limit could still take gigabytes of memory once parsed. Counting allocates no objects. It descends into nested messages, counts
+packed numbers in C, and stops as soon as a limit is exceeded.
 """
 
 import struct
@@ -24,23 +24,23 @@ from snapline.errors import ProtocolError
 from snapline.protos.v1 import link_pb2
 
 _CONTINUED = bytes(range(0x80, 0x100))
-"""Bytes of a varint other than its last byte."""
+"""All byte values that can occur in a varint before its last byte."""
 
 _NUMBER_BYTES_MAX = 10
 
 _VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
 
 _Shape = dict[int, "_Shape | None"]
-"""Field number → shape of a nested message, or None for numbers. String and bytes fields are left out."""
+"""Field number → the shape of a nested message, or None for a field of numbers. String and bytes fields are omitted."""
 
 
 def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) -> None:
-    """Refuse a message with too many fields (nested messages included) or too many packed numbers.
+    """Reject a message that contains too many fields, including those of nested messages, or too many packed numbers.
 
-    `kind` is the message's DESCRIPTOR.
+    `kind` is the DESCRIPTOR of the message's class.
 
     Raises:
-        ProtocolError: the message exceeds a limit, or its last field does not end at the message's end.
+        ProtocolError: the message exceeds a limit, or its last field extends beyond the end of the message.
     """
     entries = numbers = 0
     waiting = [(_shape_of(kind), 0, len(data))]
@@ -104,42 +104,45 @@ def _shape_of(kind: Any) -> _Shape:
 
 
 FRAME_ITEMS_MAX = 512
-"""Largest number of items per frame, behind which a marker may have to wait. Throughput is 272 k items/s, against 349 k/s with 2,048
-items."""
+"""Largest number of items per frame. The limit keeps the time short for which a marker may have to wait behind a frame. Throughput is 272 k
+items/s, compared with 349 k items/s for a limit of 2,048 items."""
 
 FRAME_BYTES_MAX = 256 * 1024
-"""Largest number of payload bytes per frame; only a single larger payload exceeds this size."""
+"""Largest number of payload bytes per frame. Only a frame with a single, larger payload exceeds this size."""
 
 LARGE_BYTES = 64 * 1024
-"""A payload of this size or more gets its own frame, since batching it gains nothing and delays other items."""
+"""A payload of at least this size in bytes gets a frame of its own, since batching it would gain nothing and would delay other items."""
 
 LARGE_ITEMS = FRAME_ITEMS_MAX // 2
-"""Number of items that makes a frame large, whatever their size."""
+"""A frame with at least this number of items counts as large, whatever the size of the items."""
 
 CREDITS_MAX = 4096
-"""Largest number of channel credits per frame, about 40 KB; further credits wait for the next frame."""
+"""Largest number of channel credits per frame, which take about 40 KB. Further credits wait for the next frame."""
 
 LZ4_BYTES_MIN = 4096
-"""Smallest body that is worth compressing."""
+"""Smallest size in bytes of a body that is worth compressing."""
 
 LZ4_GAIN = 0.9
 """A compressed body is used only if it is smaller than this fraction of the original."""
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
-"""Largest item body after decompression: a part of 1 MiB or 256 KiB of payload, with columns and piggybacks."""
+"""Largest size in bytes of a decompressed item body. It leaves room for a part of 1 MiB or for 256 KiB of payloads, plus columns and
+piggybacks."""
 
 UNCOUNTED_BYTES_MAX = 512 * 1024
-"""Largest frame that is parsed without counting its entries: even the shortest entries then take 4 MiB. Larger frames are rare."""
+"""Largest size in bytes of a frame that is parsed without counting its entries. Even if such a frame consists of the shortest possible
+entries, the parsed frame takes only 4 MiB. Larger frames are rare."""
 
 ENTRIES_MAX = 4 * FRAME_ITEMS_MAX
 NUMBERS_MAX = 2 * CREDITS_MAX + 3 * FRAME_ITEMS_MAX
-"""Limits of a frame: its entries (payloads, piggybacks and others), and the numbers in its columns."""
+"""Largest number of entries in a frame (such as payloads and piggybacks), and largest number of integers in its columns."""
 
 MARKER_CHANNELS_MAX = 32_768
-"""Largest number of channels per marker item, so that the item stays below half a part. A larger marker is sent in several items."""
+"""Largest number of channels per marker item. It keeps the item smaller than half of `PART_BYTES`. A larger marker is sent as several
+items."""
 
 _LZ4_RATIO_MAX = 255
-"""Largest expansion of an lz4 block; a larger stated size is false."""
+"""Largest possible expansion of an lz4 block. If the stated size is larger, it is false."""
 
 _ITEMS_TAG = bytes([link_pb2.Frame.ITEMS_FIELD_NUMBER << 3 | 2])
 _PAYLOAD_TAG = bytes([link_pb2.Items.PAYLOAD_FIELD_NUMBER << 3 | 2])
@@ -148,7 +151,8 @@ _SIZE = struct.Struct("<I")
 
 
 class Items(Struct, gc=False):
-    """Parallel columns, one entry per item. `epoch` has one entry for all items, or one each; `piggyback` and `more` may be empty."""
+    """Items in parallel columns, with one entry per item. `epoch` has either a single entry for all items or one entry per item.
+    `piggyback` and `more` may be empty."""
 
     channel: list[int]
     payload: list[bytes]
@@ -158,12 +162,14 @@ class Items(Struct, gc=False):
 
 
 def is_small(items: Items) -> bool:
-    """Return whether a frame of these items is expensive for its contents. Sender and receiver count such frames alike."""
+    """Return whether a frame with these items counts as small, which means that its overhead is large compared with its contents. Sender
+    and receiver use the same rule to count small frames."""
     return len(items.channel) < LARGE_ITEMS and sum(map(len, items.payload)) < LARGE_BYTES
 
 
 class LinkHello(Struct, frozen=True, gc=False):
-    """Hello of a host: its identity, start, attempt and plan, the highest link number received, and the epochs before the link."""
+    """First message of a host on a stream. It contains the host's identity, start, attempt and plan, and the highest link number received.
+    `floor` is the newest epoch that had begun before the link."""
 
     cluster: str
     host: str
@@ -177,18 +183,18 @@ class LinkHello(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Refusal of a stream by the other side; if it is not final, try again later."""
+    """Refusal of a stream by the other side. If the refusal is not final, this side may try again later."""
 
     reason: str
     is_final: bool
 
 
 class Bye(Struct, frozen=True, gc=False):
-    """Clean end of a link: no more items will follow, and all received items are acked."""
+    """Clean end of a link. The sender of the Bye sends no more items, and all of its items have been acked."""
 
 
 class Frame(Struct, gc=False):
-    """One gRPC message. Item i of the body has link number `first_number + i`; acks, grants and credits are absolute."""
+    """One gRPC message on a link. Item i of the body has link number `first_number + i`. Acks, grants and credits are absolute values."""
 
     first_number: int = 0
     ack: int = 0
@@ -211,7 +217,8 @@ class OpenChannel(Struct, frozen=True, gc=False):
 
 
 class Marker(Struct, frozen=True, gc=False):
-    """Control item: everything up to `last_numbers[i]` on `channels[i]` was sent before its sender recorded `epoch`."""
+    """Control item stating that, on each `channels[i]`, the messages up to `last_numbers[i]` were sent before their sender recorded its
+    state for `epoch`."""
 
     epoch: int
     channels: list[int]
@@ -220,14 +227,16 @@ class Marker(Struct, frozen=True, gc=False):
 
 
 class CloseChannel(Struct, frozen=True, gc=False):
-    """Control item: the channel's sender is permanently gone, or (`by_receiver`) the receiver of a channel that the other side opened."""
+    """Control item stating that the channel's sender is permanently gone. If `by_receiver` is set, the receiver of a channel that the other
+    side opened is gone instead."""
 
     channel: int
     by_receiver: bool
 
 
 def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
-    """Encode a frame. With `compress`, item bodies that shrink enough are compressed with lz4 (between machines only: it costs CPU)."""
+    """Encode a frame. If `compress` is set, an item body that shrinks enough is compressed with lz4. Compression costs CPU time, so it is
+    used only between machines."""
     message = link_pb2.Frame(
         first_number=frame.first_number, ack=frame.ack, grant_items=frame.grant_items, grant_bytes=frame.grant_bytes
     )
@@ -255,9 +264,11 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
 
 
 def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> bytes:
-    """Append large payloads to a frame without protobuf: one copy, where protobuf makes three and grows a buffer.
+    """Encode a frame with large payloads, which are appended without protobuf. This copies each payload once, while protobuf copies it
+    three times and grows a buffer.
 
-    Every parser merges a message field that occurs twice: here the columns come first, the payloads after them.
+    The encoded frame contains its `items` field twice, first with the columns and then with the payloads. Every protobuf parser merges the
+    two.
     """
     _fill_items(message.items, Items(items.channel, [], items.epoch, items.piggyback, items.more))
     heads = list(map(_payload_heads.__getitem__, map(len, items.payload)))
@@ -270,7 +281,7 @@ def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> by
 
 
 class _PayloadHeads(dict[int, bytes]):
-    """Cache of the tag and length in front of a payload, by its size; bounded by `_HEADS_MAX`."""
+    """Cache of the bytes that precede a payload (tag and length), by payload size. The cache holds at most `_HEADS_MAX` entries."""
 
     def __missing__(self, size: int) -> bytes:
         head = _PAYLOAD_TAG + _varint(size)
@@ -280,7 +291,7 @@ class _PayloadHeads(dict[int, bytes]):
 
 
 _HEADS_MAX = 4096
-"""Number of cached sizes, about 400 KB: real messages have few sizes, and an uncached one costs 1 µs."""
+"""Largest number of cached sizes, which take about 400 KB. Real messages have few different sizes, and an uncached size costs only 1 µs."""
 
 _payload_heads = _PayloadHeads()
 
@@ -332,7 +343,8 @@ def decode_frame(data: bytes) -> Frame:
     """Decode and check a peer's frame.
 
     Raises:
-        ProtocolError: the data is not a frame, its columns differ in length, its body is too large, or its stated size is false.
+        ProtocolError: the data is not a frame, its columns differ in length, its body is too large, or the stated size of its body is
+            false.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, link_pb2.Frame.DESCRIPTOR, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -394,7 +406,7 @@ def _read_items(message: link_pb2.Items) -> Items:
 
 
 def _check_columns(items: link_pb2.Items) -> None:
-    """Check the lengths of the columns before they are read."""
+    """Check the number of items and the lengths of the columns before the columns are read. Raise ProtocolError if they are invalid."""
     count = len(items.channel)
     if not 1 <= count <= FRAME_ITEMS_MAX:
         raise ProtocolError(f"a frame with {count} items; 1 to {FRAME_ITEMS_MAX} are allowed")

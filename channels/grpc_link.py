@@ -1,19 +1,19 @@
-"""Streams between hosts: a thin adapter of `LinkCore` to grpc.aio, without protocol decisions.
+"""Streams between hosts. This module is a thin adapter from `LinkCore` to grpc.aio, and makes no protocol decisions.
 
-Each stream has one writer task and one reader task. Two overlapping writes would break a call, so acks and grants go through
-the same writer; items sent during a write become the next frame. The reader reads all the time, or acks and markers would
-wait behind data. Reads and writes have no timeout, since a timeout would cancel the call; the core handles a silent peer.
+Each stream has one writer task and one reader task. Two overlapping writes would break a call, so acks and grants go through the same
+writer. Items sent during a write are put into the next frame. The reader never stops reading, since otherwise acks and markers would wait
+behind data. Reads and writes have no timeout, since a timeout would cancel the call. The core handles peers that do not send.
 
-The dialler keeps one stream per peer open, with a growing attempt number. The acceptor identifies the peer by the client
-certificate and the Hello, and ends the peer's older stream before it answers. Only a peer's current stream is read and
-written; frames that remain in an older one are dropped here (G9).
+The dialler keeps one stream to each peer open, and increases the attempt number with each new stream. The acceptor identifies the peer by
+its client certificate and its Hello, and ends the peer's previous stream before it answers. Only a peer's current stream is read and
+written. Frames that remain in a previous stream are dropped here (G9).
 
-gRPC passes raw bytes; `snapline.channels.frame` encodes frames.
+gRPC transports raw bytes, since `snapline.channels.frame` encodes the frames.
 
-One setting of the C library's allocator is changed. Frames of 256 KiB and more are allocated and freed many times a second.
-glibc returns such blocks to the kernel on every free, and the kernel zeroes them page by page on the next allocation.
-Keeping them made a link of 1 KiB messages 25 % faster (18 % less CPU, 2 cores, glibc 2.36). In return, up to
-`KEPT_BYTES_MAX` of freed memory stays with the process.
+This module changes how the C library's allocator treats freed memory. Frames of 256 KiB and more are allocated and freed many times a
+second. By default, glibc returns such blocks to the kernel whenever they are freed, and the kernel zeroes them page by page at the next
+allocation. Keeping the blocks made a link with 1 KiB messages 25 % faster (18 % less CPU, 2 cores, glibc 2.36). In return, the process
+keeps up to `KEPT_BYTES_MAX` of freed memory.
 """
 
 import asyncio
@@ -41,45 +41,49 @@ from snapline.telemetry.health import begin, tell
 
 
 class LinkOwner(Protocol):
-    """Interface of the owner of link cores, which passes stream events to the cores. All calls come from the event loop, never overlap, and
-    must not block.
+    """Interface that `LinkTransport` requires from the owner of the link cores, which passes stream events to the cores. All calls are made
+    on the event loop, never overlap, and must not block.
 
-    These methods may call `LinkTransport`'s methods.
+    An implementation may call methods of `LinkTransport`.
     """
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return, on the accepting side, the refusal of a peer's stream; None accepts the stream. The call has no side effects.
+        """Decide on the accepting side whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
+        side effects.
 
-        Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if the peer has no core.
-        After None, the transport calls `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
+        The result is usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for the peer.
+        If the result is None, the transport calls `closed` (if the peer had a stream), then `opened`, and then `received` with the Hello.
         """
 
     def dial_requested(self, hello: LinkHello) -> None:
-        """Dial a host that may not dial this one, at its request. The request is not authenticated; the address is already known."""
+        """Dial a host at its request, because that host must not dial this host itself. The request is not authenticated. The host's
+        address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Feed `StreamOpened`: the stream is now the peer's current one, on either side. A result of False closes the stream without a
-        report."""
+        """Pass `StreamOpened` to the core. The stream is now the peer's current stream. Return False to close the stream without a call of
+        `closed`."""
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Feed `FrameReceived`: a frame of the current stream."""
+        """Pass `FrameReceived` to the core for a frame that arrived on the current stream."""
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Feed `WriteReady`: the writer is free. After None, the transport calls again on `LinkTransport.wake`."""
+        """Pass `WriteReady` to the core, because the writer is free. Return the frame to write. If the result is None, the transport calls
+        this method again after `LinkTransport.wake`."""
 
     def closed(self, peer: str, error: str | None) -> None:
-        """Feed `StreamClosed`: the current stream has ended. The method is called once per `opened`; `error` is None if this side closed
-        the stream."""
+        """Pass `StreamClosed` to the core, because the current stream has ended. This method is called once for each call of `opened`.
+        `error` is None if this side closed the stream."""
 
     def address_of(self, peer: str) -> str:
-        """Return the peer's listening address ("host:port"); empty if unknown."""
+        """Return the address at which the peer listens ("host:port"), or "" if it is unknown."""
 
     def is_remote(self, peer: str) -> bool:
-        """Return whether the peer runs on another machine; only then are large frames compressed."""
+        """Return whether the peer runs on a different machine. Large frames are compressed only if it does."""
 
 
 class PeerStream:
-    """One stream, on either side. `is_live` is true until the decision to end the stream; afterwards no frame is fed or written."""
+    """One stream, on the dialling or the accepting side. `is_live` becomes False when the stream is ended. After that, no more frames are
+    passed to the core or written."""
 
     __slots__ = (
         "_waiter",
@@ -118,7 +122,7 @@ class PeerStream:
 
 
 class DialledPeer:
-    """State of dialling one peer."""
+    """A peer that this host dials, with its address, its channel and the task that dials it."""
 
     __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
 
@@ -133,17 +137,19 @@ class DialledPeer:
 
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-"""Freed memory that may stay with the process: room for several windows and parts, but little compared with a Python process."""
+"""Amount of freed memory in bytes that the process may keep. It is enough for several windows and parts, but little compared with the size
+of a Python process."""
 
 _LARGE_BLOCK_BYTES = 32 * 1024 * 1024
-"""Blocks below this size come from the heap, which keeps them; glibc's largest allowed value."""
+"""Blocks smaller than this size in bytes are allocated from the heap, which keeps them when they are freed. This is the largest value that
+glibc allows."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed blocks, and return whether this worked. The call is idempotent, and has no effect on other C libraries."""
+    """Make glibc keep freed blocks, and return whether that succeeded. The call is idempotent. With other C libraries it has no effect."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX) and mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES))
@@ -156,17 +162,18 @@ SERVICE = "snapline.protos.v1.Link"
 _METHOD = "Open"
 
 CONNECT_S_MAX = 2.0
-"""Longest time for a connection, and for the first frame on it; the same as the core's wait for a Hello."""
+"""Longest time in seconds to establish a connection, and then to receive the first frame on it. The core waits equally long for a Hello."""
 
 CLOSE_S_MAX = 0.5
-"""Longest time for a closing stream to finish its write in flight; a frozen peer would never read it."""
+"""Longest time in seconds that a closing stream waits for its write in flight to finish. A frozen peer would never read the data."""
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 0.5
-"""Pause between dials. Failing calls return within 1 ms, so without the pause a lost peer would occupy a whole CPU core."""
+"""Shortest and longest pause between two dials, in seconds. Failing calls return within 1 ms, so without a pause a lost peer would keep a
+whole CPU core busy."""
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
-"""Handlers of one service, by call."""
+"""The RPC handlers of one service, by method name."""
 
 NO_SERVICES: Mapping[str, Handlers] = {}
 
@@ -174,12 +181,12 @@ _AnyContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class LinkTransport:
-    """All streams of one host process. Use the transport from one event loop, since several event loops in a process disturb each other in
-    gRPC.
+    """All streams of one host process. Use the transport from one event loop only, since gRPC misbehaves if several event loops of one
+    process use it.
 
     Attributes:
-        guard: authorization of all RPCs served here.
-        healthy: the health service.
+        guard: interceptor that authorizes all RPCs to this host.
+        healthy: the gRPC health service.
     """
 
     def __init__(
@@ -208,13 +215,13 @@ class LinkTransport:
         self._reloading: asyncio.Task[None] | None = None
 
     async def start(self, listen: str, services: Mapping[str, Handlers] = NO_SERVICES) -> int:
-        """Serve links, `services`, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
+        """Serve links, `services`, health and reflection at `listen` ("host:port", where port 0 selects any free port). Return the port.
 
         Raises:
             UsageError: plaintext would be reachable from other machines.
-            AddressError: the address is malformed, or belongs to another machine.
-            AddressBusyError: the port stays in use, or the name stays unknown.
-            ExternalFailureError: certificates cannot be read.
+            AddressError: the address is malformed, or belongs to a different machine.
+            AddressBusyError: the port remains in use, or the host name remains unknown.
+            ExternalFailureError: the certificates are unreadable.
         """
         keep_freed_memory()
         server = grpc.aio.server(options=server_options(), interceptors=(self.guard,))
@@ -235,10 +242,11 @@ class LinkTransport:
         return port
 
     def dial(self, peer: str, address: str) -> None:
-        """Keep a stream to `peer` alive until `undial`. A new address ends the stream to the old one.
+        """Dial `peer`, and dial it again whenever the stream ends, until `undial` is called. If the address has changed, the stream to the
+        old address is ended.
 
         Raises:
-            UsageError: plaintext would leave this machine.
+            UsageError: unencrypted data would leave this machine.
         """
         self._security.check_dial_address(address)
         known = self._dialled.get(peer)
@@ -251,10 +259,10 @@ class LinkTransport:
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Send `hello` once to a peer that this host may not dial, to ask it to dial.
+        """Send `hello` once to a peer that this host must not dial, as a request that the peer dial this host.
 
         Raises:
-            UsageError: plaintext would leave this machine.
+            UsageError: unencrypted data would leave this machine.
         """
         self._security.check_dial_address(address)
         task = asyncio.create_task(self._request_dial(peer, address, hello))
@@ -262,7 +270,7 @@ class LinkTransport:
         task.add_done_callback(self._endings.discard)
 
     def undial(self, peer: str) -> None:
-        """Stop dialling `peer` and end its stream, if any; `closed` follows."""
+        """Stop dialling `peer`. If there is a stream to the peer, end it, which leads to a call of `closed`."""
         dialling = self._dialled.pop(peer, None)
         if dialling is None or dialling.task is None:
             return
@@ -272,13 +280,14 @@ class LinkTransport:
         task.add_done_callback(self._endings.discard)
 
     def wake(self, peer: str) -> None:
-        """Wake the peer's writer, since the owner has something to write; harmless at any time."""
+        """Wake the peer's writer, because the owner has a frame to write. A superfluous call is harmless."""
         stream = self._streams.get(peer)
         if stream is not None:
             stream.wake()
 
     def close_stream(self, peer: str) -> None:
-        """End the peer's current stream after the write in flight; `closed` follows, and the dialler dials again."""
+        """End the peer's current stream as soon as the write in flight has finished. This leads to a call of `closed`, after which the
+        dialler dials again."""
         stream = self._streams.get(peer)
         if stream is None or stream.is_closing:
             return
@@ -290,7 +299,7 @@ class LinkTransport:
             loop.call_soon(self._end, stream, None)
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        """Send the peer a refusal, and end its stream."""
+        """Send the peer a refusal, then end its stream."""
         stream = self._streams.get(peer)
         if stream is None or stream.is_closing:
             return
@@ -300,7 +309,7 @@ class LinkTransport:
         asyncio.get_running_loop().call_later(CLOSE_S_MAX, self._end, stream, None)
 
     async def stop(self) -> None:
-        """End all streams and the server; `closed` is called for every open stream."""
+        """End all streams and stop the server. `closed` is called for every open stream."""
         if self._reloading is not None:
             self._reloading.cancel()
         for peer in list(self._dialled):
@@ -315,7 +324,7 @@ class LinkTransport:
     # One stream.
 
     def _begin(self, stream: PeerStream) -> bool:
-        """Make this the peer's current stream, after ending the previous one."""
+        """End the peer's previous stream, and make this stream its current one. Return False if the owner does not want the stream."""
         older = self._streams.get(stream.peer)
         if older is not None:
             self._end(older, f"replaced by attempt {stream.attempt}")
@@ -327,7 +336,7 @@ class LinkTransport:
         return False
 
     def _end(self, stream: PeerStream, error: str | None) -> None:
-        """End the stream: its frames are ignored from now on, and its tasks end soon."""
+        """End the stream. Its frames are ignored from now on, and its tasks end soon afterwards."""
         if not stream.is_live:
             return
         stream.is_live = False
@@ -341,7 +350,7 @@ class LinkTransport:
     async def _run(
         self, stream: PeerStream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
     ) -> None:
-        """Read and write until the stream ends for any reason."""
+        """Read and write until the stream ends for whatever reason."""
         tasks = {
             asyncio.create_task(self._read_all(stream, read)),
             asyncio.create_task(self._write_all(stream, write)),
@@ -419,7 +428,7 @@ class LinkTransport:
             refused = Refused(
                 f"{peer} was asked at its address, and does not say that it makes this call", is_final=False
             )
-        refused = refused or self._judge(hello, context)  # the dial-back took a while, so check again
+        refused = refused or self._judge(hello, context)  # the dial-back took some time, so check again
         if refused is not None:
             self._complaints.say(f"a stream of {peer} was refused: {refused.reason}")
             await context.write(encode_frame(Frame(body=refused)))
@@ -508,8 +517,8 @@ class LinkTransport:
             await channel.close()
 
     async def _channel(self, dialling: DialledPeer) -> grpc.aio.Channel:
-        """Return the channel to dial with. A channel is kept while dials fail, so that its backoff grows, and replaced when certificates
-        change."""
+        """Return the gRPC channel to dial with. The channel is kept while dials fail, so that its backoff grows. It is replaced when the
+        certificates have changed."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
                 await dialling.channel.close()
@@ -538,7 +547,7 @@ class LinkTransport:
                     self._renew(dialling)
 
     def _renew(self, dialling: DialledPeer) -> None:
-        """End the stream and dial again at once, so that the link resumes with the newest certificate."""
+        """End the stream and dial again immediately, so that the link resumes with the newest certificate."""
         stream = self._streams.get(dialling.peer)
         if stream is not None and not stream.is_closing:
             dialling.is_renewing = True

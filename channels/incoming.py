@@ -1,14 +1,16 @@
-"""The incoming direction of one link: items received and consumed, the parts of an incomplete message, and the control state sent back.
+"""The incoming direction of one link: the items received and consumed, the parts of an incomplete message, and the control state to send
+back.
 
-`take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of a
-message, and keeps control items at their place in the sender's order. A frame without control items and parts becomes one
-command that reuses the frame's columns, so an item costs only a few C loops.
+`take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of a message, and keeps
+control items in the sender's order. A frame without control items and parts becomes a single command that reuses the frame's columns, so no
+Python code runs per item.
 
-A frame is taken as a whole or not at all: state changes only after the last check.
+A frame is taken completely or not at all, since the state changes only after the last check has passed.
 
-Control state is the state that this side reports to the other side: ack, grants and channel credits. All three are absolute values, not
-numbered items: a broken stream may lose any of them, and a newer value replaces the older one. Every frame carries the newest values.
-Without other traffic, a separate frame is due 20 ms after the first unsent change, or at once when a quarter of the window is unreported.
+Control state is what this side reports to the other side: the ack, the grants and the channel credits. All of these are absolute values
+instead of numbered items. So a broken stream may lose any of them, since a newer value replaces the older one. Every frame carries the
+newest values. Without other traffic, a separate frame is due 20 ms after the first unsent change, or immediately if a quarter of the window
+has not been reported.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
@@ -18,13 +20,14 @@ from snapline.errors import ProtocolError
 
 
 class IncomingOrder:
-    """Incoming order of one link; see the module docstring.
+    """The incoming order of one link, as described in the module docstring.
 
     Attributes:
-        received: link number of the last item taken; the ack.
-        consumed_items, consumed_bytes: totals that no longer occupy the window: consumed by turns, or free on arrival.
-        opened: channels that are open. A channel number is never used again.
-        taken_bytes: data bytes of all items taken; `taken_bytes - consumed_bytes` wait in mailboxes.
+        received: link number of the last item taken. This is the value of acks.
+        consumed_items, consumed_bytes: total number and size of the items that no longer occupy the window, because turns have consumed
+            them or because they were free on arrival.
+        opened: numbers of the open channels. A channel number is never reused.
+        taken_bytes: total data size of all items taken. Of these bytes, `taken_bytes - consumed_bytes` wait in mailboxes.
     """
 
     def __init__(self) -> None:
@@ -38,10 +41,11 @@ class IncomingOrder:
         self._parts_channel = 0
 
     def take(self, first_number: int, items: Items) -> list[Command]:
-        """Take a frame's new items.
+        """Take the items of a frame that have not been received before. Return the commands that deliver them.
 
         Raises:
-            ProtocolError: the frame has a gap, a channel never opened or opened twice, parts out of order, or more than was granted.
+            ProtocolError: there is a gap before the frame, a channel is not open or is opened twice, parts are out of order, or the frame
+                exceeds the grants.
         """
         skip = self.received + 1 - first_number
         if skip < 0:
@@ -107,7 +111,8 @@ def _without_first(items: Items, count: int) -> Items:
 
 
 class _Taking:
-    """One frame with control items or parts, taken tentatively: shared state changes only once the whole frame is checked."""
+    """A frame with control items or parts that is being taken tentatively. The shared state changes only after the whole frame has been
+    checked."""
 
     def __init__(self, opened: set[int], parts: list[bytes], parts_bytes: int, parts_channel: int) -> None:
         self.newly_opened: set[int] = set()
@@ -218,24 +223,26 @@ class _Taking:
 
 
 REPORT_DELAY_NS = 20_000_000
-"""Longest time that acks and grants wait for a frame to carry them; short compared with the time to use up a full window."""
+"""Longest time for which acks and grants wait for a frame that can carry them. It is short compared with the time in which a sender uses up
+a full window."""
 
 TELL_FRAMES = 2
-"""Number of small item frames after which an ack is due: the number that the peer may send unacked, so it never waits for the delay."""
+"""Number of small item frames after which an ack is due immediately. It equals the number of small frames that the peer may send without an
+ack, so the peer never has to wait for `REPORT_DELAY_NS`."""
 
 _REPORT_ITEMS = WINDOW_ITEMS // 4
 _REPORT_BYTES = WINDOW_BYTES // 4
 
 
 class UnsentControlState:
-    """Control state that the peer has not received yet; see the module docstring.
+    """Control state that has not been sent to the peer yet, as described in the module docstring.
 
     Attributes:
         frames: small item frames received since this side's last frame.
-        ack, items, bytes: as sent in the last frame of the current stream.
-        is_due: whether a separate frame is to be written now.
-        due_ns: time at which a separate frame becomes due if no other frame is sent; None while everything is reported.
-        credits: last credit of each incoming channel; `unsent_credits` holds the credits that the current stream has not carried.
+        ack, items, bytes: ack and grants that were sent in the last frame.
+        is_due: whether a separate frame must be written now.
+        due_ns: time at which a separate frame becomes due if no other frame is sent before. None if there is nothing to report.
+        credits: last credit of each incoming channel. `unsent_credits` holds those credits that have not been sent on the current stream.
     """
 
     def __init__(self, incoming: IncomingOrder) -> None:
@@ -269,7 +276,7 @@ class UnsentControlState:
             self.is_due = True
 
     def note_credits(self, channels: list[int], numbers: list[int]) -> None:
-        """Record new credits of incoming channels; the caller calls `note` afterwards. Closed channels are skipped."""
+        """Record new credits of incoming channels. Closed channels are skipped. The caller must call `note` afterwards."""
         opened = self._incoming.opened
         new_credits = {channel: number for channel, number in zip(channels, numbers, strict=True) if channel in opened}
         self.credits.update(new_credits)
@@ -281,18 +288,20 @@ class UnsentControlState:
         self.unsent_credits.pop(channel, None)
 
     def note_time(self, now_ns: int) -> None:
-        """Make the separate frame due if its time has come."""
+        """Make the separate frame due if `due_ns` has been reached."""
         if self.due_ns is not None and now_ns >= self.due_ns:
             self.is_due = True
 
     def forget_stream(self) -> None:
-        """Mark all credits as unsent, since the broken stream may have lost them. The next Hello carries ack and grants."""
+        """Mark all credits as unsent, since the broken stream may have lost them. Ack and grants need no mark, since the next Hello carries
+        them."""
         self.is_due = False
         self.due_ns = None
         self.unsent_credits = dict(self.credits)
 
     def fill(self, frame: Frame, now_ns: int, *, with_credits: bool) -> None:
-        """Put all unsent control state into a frame that is about to be written."""
+        """Put the ack, the grants and, if `with_credits` is set, up to `CREDITS_MAX` unsent credits into a frame that is about to be
+        written."""
         incoming = self._incoming
         self.frames = 0
         frame.ack = self.ack = incoming.received
@@ -308,7 +317,7 @@ class UnsentControlState:
         self.due_ns = now_ns + REPORT_DELAY_NS if unsent_credits else None
 
     def validate(self) -> None:
-        """Raise AssertionError if a sent value is above the true one."""
+        """Raise AssertionError if a value that was sent is higher than the true value."""
         assert self.ack <= self._incoming.received, f"told ack {self.ack} of {self._incoming.received}"
         assert self.items <= self._incoming.consumed_items + WINDOW_ITEMS
         assert self.bytes <= self._incoming.consumed_bytes + WINDOW_BYTES

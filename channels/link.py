@@ -1,49 +1,52 @@
-"""Core of the link between two hosts: numbers, acks, windows, markers, resume and fences.
+"""Core of the link between two hosts: numbering, acks, windows, markers, resuming and fencing.
 
-Problem. One bidirectional stream per pair of hosts carries every channel between their agents. Streams break, hosts are
-replaced, and a slow agent must not fill memory. Messages must not be lost, duplicated or reordered, and checkpoints must see
-every message in transit: none may hide in buffers that no checkpoint sees.
+Problem. One bidirectional stream per pair of hosts carries all channels between the agents on these hosts. Streams break, hosts are
+replaced, and a slow agent must not make memory grow without bound. Messages must not be lost, duplicated or reordered. Checkpoints must see
+every message in transit, so no message may be in a buffer that checkpoints cannot see.
 
-Model. Hosts are crash-stop. A stream is FIFO and may break anywhere; all frames passed to `handle` belong to the current
-stream. A `LinkCore` is bound to both host starts and the recovery plan. When one of them changes, the owner creates a new
-core, and the recovery plan says which messages are redelivered. One core may see many streams.
+Model. Hosts are crash-stop. A stream is FIFO and may break at any point. All frames passed to `handle` belong to the current stream. A
+`LinkCore` is bound to the starts of both hosts and to the recovery plan. When one of these changes, the owner creates a new core, and the
+recovery plan determines which messages are redelivered. One core may use many streams, one after another.
 
-Numbers. Each direction numbers its items 1, 2, 3 …; a frame carries only its first number. The receiver takes item
-`received + 1` next. A lower number is a duplicate; a higher one is a gap, which closes the stream with a protocol error.
-Acks carry `received` and free the sender's resend queue. After a break both sides send `received` in their Hellos and
-resend the rest with the same numbers. Messages, parts of messages, markers, and openings and closings of channels share
-one order. So every channel is FIFO, a marker separates the items sent before it from those sent after it, and no item
-follows the closing of its channel.
+Numbers. In each direction, items are numbered 1, 2, 3 …, and a frame carries only the number of its first item. The receiver expects item
+`received + 1` next. An item with a lower number is a duplicate. An item with a higher number reveals a gap, and the stream is closed with a
+protocol error. Acks carry `received` and let the sender remove items from its resend queue. After a break, both sides send `received` in
+their Hellos, and each side resends the items that the other lacks, with the same numbers. Messages, parts of messages, markers, and the
+opening and closing of channels share one order. So every channel is FIFO, a marker separates the items sent before it from those sent after
+it, and no item of a channel follows the closing of that channel.
 
-Windows. `grant_items` and `grant_bytes` are absolute: the amount consumed plus the window. So a grant may be lost, repeated or late without
-harm. Control items, and all parts of a message but its last, count as consumed on arrival. An item gets its number only if there is room,
-so the window bounds the resend queue and the mailboxes. Every frame carries ack, grants and channel credits. Changes that no frame has
-reported get a separate frame after a quarter window or 20 ms.
+Windows. `grant_items` and `grant_bytes` are absolute values: the amount consumed plus the window. So it is harmless if a grant is lost,
+duplicated or late. Control items, and all parts of a message except the last, count as consumed on arrival. An item gets its number only if
+there is room in the window, so the window bounds the resend queue and the mailboxes. Every frame carries the ack, the grants and channel
+credits. If changes to these have not been sent in a frame after 20 ms, or if they amount to a quarter of the window, they are sent in a
+separate frame.
 
-Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer with a newer start or
-plan is asked to try again, since this side will learn of it. An older attempt does not replace the current stream. Without a current
-stream any attempt is accepted; otherwise one Hello with a much higher number would lock out the peer. A late Hello is harmless: the
-dialler's next one is higher, and items are numbered. OpenChannel binds incarnations to channel numbers, and the caller checks them once per
-channel; items of channels never opened are a protocol error. An epoch is a stamp, never a fence.
+Fencing (G9). Hello carries the cluster, the host start, the attempt and the plan. A peer with an older start or plan is refused. A peer
+with a newer start or plan is told to try again later, when this side has learned of the newer one. A stream with an older attempt number
+does not replace the current stream. If there is no current stream, any attempt number is accepted, since otherwise one Hello with a far too
+high number would lock out the peer. A late Hello is harmless, since the dialler's next Hello has a higher attempt number, and items are
+numbered. OpenChannel binds agents' incarnations to a channel number, and the caller checks the incarnations once per channel. An item of a
+channel that is not open is a protocol error. Epochs are stamps on messages, and are never used for fencing.
 
-Floor. With the first Hellos both sides agree on the newest epoch that has begun on either side. The dialler sends its own, and the
-acceptor answers with the newer of both. The caller sends no item with a lower stamp, so epochs up to the floor do not involve the link.
+Floor. In the first Hellos, both sides agree on the newest epoch that has begun on either side, which is called the floor. The dialler sends
+its own newest epoch, and the acceptor answers with the newer of the two. The caller sends no item with a stamp lower than the floor, so
+epochs up to the floor do not involve the link.
 
-Liveness. Each side sends a frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stays open while
-gRPC's own threads answer pings. They break the stream of a dead, frozen or unreachable peer within 2 s (`channels/servers.py`).
-Only a Hello must arrive within 2 s of opening; otherwise the dialler tries again. An end of stream without Bye is reported as
-a break. Bye is sent once everything is acked, and the peer answers it.
+Liveness. Each side sends a frame at least every 500 ms. A peer that sends no frames is considered busy, not dead, and its stream stays open
+as long as its gRPC threads answer pings. If a peer is dead, frozen or unreachable, gRPC breaks the stream within 2 s
+(`channels/servers.py`). Only the Hello must arrive within 2 s after the stream was opened. Otherwise the dialler opens a new stream. A
+stream that ends without Bye is reported as broken. A side sends Bye when all its items are acked, and the peer answers with its own Bye.
 
 The caller's duties:
 
-1. Feed only frames of the current stream, in order, and execute commands in order before the next event.
-2. **The messages of a `DeliverItems` must be in mailboxes when its execution returns.** The next frame may ack them.
-3. Check `items_room`, `bytes_room` and channel credit before `ItemsSent`; send `ChannelOpened` before a channel's items.
-4. Report every delivered message as consumed exactly once, dropped ones too; otherwise the window shrinks.
-5. After every event, write while `wants_write`, and call again at `wakeup_ns`. A frame may have brought room, so check after
-   each whether parked messages can be sent.
+1. Pass only frames of the current stream, in order. Execute all commands in order before passing the next event.
+2. **Put the messages of a `DeliverItems` command into mailboxes before its execution returns.** The next frame may ack them.
+3. Check `items_room`, `bytes_room` and the channel's credit before each `ItemsSent`. Send `ChannelOpened` before the items of a channel.
+4. Report every delivered message as consumed exactly once, even if it is dropped. Otherwise the window shrinks.
+5. After every event, write frames while `wants_write` is True, and send `TimerFired` at `wakeup_ns`. A received frame may have enlarged the
+   room, so check after each frame whether parked messages can now be sent.
 
-Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit and resume follow common practice.
+Carries G9 and the link's part of G1 to G3. The algorithm is not taken from a paper. Batching, credit and resuming follow common practice.
 """
 
 from typing import assert_never
@@ -94,11 +97,11 @@ from snapline.channels.order import OutgoingOrder
 from snapline.errors import ProtocolError
 
 HEARTBEAT_NS = 500_000_000
-"""Longest time between two frames on an established stream."""
+"""Longest time between two frames that one side sends on an established stream."""
 
 HELLO_NS = 2_000_000_000
-"""Time to wait for the peer's Hello. After it, the stream is closed and another one opened: the peer was busy, or did not accept the
-stream."""
+"""Time to wait for the peer's Hello. If the Hello has not arrived by then, because the peer is busy or did not accept the stream, the
+stream is closed and a new one is opened."""
 
 # Phases of the stream: IDLE → OPENING → ESTABLISHED → CLOSING → IDLE. StreamClosed leads to IDLE from every phase.
 _IDLE = "idle"  # no stream
@@ -108,17 +111,20 @@ _CLOSING = "closing"  # CloseStream was issued: frames are no longer written or 
 
 
 class LinkCore:
-    """One side of a link; see the module for the rules and the caller's duties.
+    """One side of a link. The module docstring describes the rules and the caller's duties.
 
-    State besides the outgoing and the incoming order:
-        phase: phase of the stream, see above.
-        attempt: attempt number of the current or last stream; the dialler's number grows.
-        begun: newest epoch that has begun on this host; the owner sets it.
-        floor: floor agreed with the peer; None before the first Hellos.
-        grant_items, grant_bytes: the peer's absolute grants; they only grow.
-        opened_ns, written_ns: times at which this stream was opened and its last frame was made; they determine when Hello and heartbeat are due.
-        opened: number of the last channel opened; numbers increase.
-        is_bye_*: whether Bye is wanted by either side, and was sent and received on this stream. is_over: both sides sent Bye; permanent.
+    Besides the outgoing and the incoming order, the state consists of:
+
+        phase: phase of the stream, one of the constants above.
+        attempt: attempt number of the current or last stream. The dialler increases it with each stream.
+        begun: newest epoch that has begun on this host. The owner sets it.
+        floor: floor on which both sides have agreed. None before the first Hellos.
+        grant_items, grant_bytes: the peer's grants, which are absolute values and never decrease.
+        opened_ns, written_ns: times at which this stream was opened and at which its last frame was created. They determine the deadline
+            for the peer's Hello and the time of the next heartbeat.
+        opened: number of the channel that this side opened last. Channel numbers increase.
+        is_bye_*: whether either side wants to send Bye, and whether Bye was sent and received on this stream.
+        is_over: whether both sides have sent Bye. Once True, it stays True.
     """
 
     def __init__(
@@ -149,19 +155,19 @@ class LinkCore:
 
     @property
     def items_room(self) -> int:
-        """Return the number of messages that may be sent now; 0 once Bye is wanted."""
+        """Return the number of messages that may be sent now. It is 0 as soon as either side wants to send Bye."""
         room = self._grant_items - self._out.last
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def bytes_room(self) -> int:
-        """Return the payload bytes that may be sent now; the last message may exceed them."""
+        """Return the number of payload bytes that may be sent now. The last message may exceed that number."""
         room = self._grant_bytes - self._out.size_bytes
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def is_established(self) -> bool:
-        """Return whether Hellos were exchanged on a live stream."""
+        """Return whether there is a live stream on which Hellos have been exchanged."""
         return self._phase is _ESTABLISHED
 
     @property
@@ -180,7 +186,7 @@ class LinkCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the time of the next `TimerFired`; None if no timer is pending."""
+        """Return the time at which the next `TimerFired` is due, or None if no timer is pending."""
         if self._phase is not _ESTABLISHED:
             return self._opened_ns + HELLO_NS if self._phase is _OPENING else None
         wakeup_ns = None if self._is_heartbeat_due else self._written_ns + HEARTBEAT_NS
@@ -189,7 +195,7 @@ class LinkCore:
 
     @property
     def has_unacked(self) -> bool:
-        """Return whether the peer has not acked everything in the order."""
+        """Return whether there are items that the peer has not acked."""
         return self._out.acked < self._out.last
 
     @property
@@ -197,7 +203,7 @@ class LinkCore:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return the refusal of the peer's Hello; None accepts it. The method has no side effects."""
+        """Decide whether to accept the peer's Hello. Return a refusal, or None to accept the Hello. The method has no side effects."""
         if self._is_over:
             return Refused("this link has ended", True)
         refused = judge_identity(hello, self.identity)
@@ -218,7 +224,7 @@ class LinkCore:
     # Entry point.
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event; the caller executes the commands in order, before the next event."""
+        """Handle one event and return commands. The caller must execute them in order before the next event."""
         match event:
             case FrameReceived():
                 return self._on_frame_received(now_ns, event.frame)
@@ -317,7 +323,7 @@ class LinkCore:
         return self.identity.hello(0, 0, 0)
 
     def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
-        """Return a frame with the newest ack and grants, and channel credits once Hellos were exchanged."""
+        """Return a frame with the newest ack and grants. Channel credits are included unless the frame is a Hello."""
         frame = Frame(first_number)
         frame.body = body
         self._control_state.fill(frame, now_ns, with_credits=type(body) is not LinkHello)
@@ -367,7 +373,7 @@ class LinkCore:
         return commands
 
     def _check_words(self, frame: Frame) -> None:
-        """Refuse impossible acks, grants and credits before the frame is processed."""
+        """Raise ProtocolError if the frame contains an impossible ack, grant or credit. This check runs before the frame is processed."""
         if frame.ack > self._out.written:
             raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
         self._check_grants(frame)
@@ -375,7 +381,8 @@ class LinkCore:
             raise ProtocolError("credit for a channel that was never opened")
 
     def _check_grants(self, frame: Frame) -> None:
-        """Refuse a grant above the amount consumed plus the window: it would let the resend queue grow without limit."""
+        """Raise ProtocolError if a grant exceeds the amount written plus the window. Such a grant would let the resend queue grow without
+        bound."""
         if frame.grant_items > self._out.written + WINDOW_ITEMS:
             raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
         if frame.grant_bytes > self._out.size_bytes + WINDOW_BYTES:
@@ -445,7 +452,8 @@ class LinkCore:
         return commands
 
     def _end_if_done(self) -> list[Command]:
-        """End the stream if both sides sent Bye. Only the acceptor ends it; the dialler waits, so that its own Bye arrives."""
+        """End the stream if both sides have sent Bye. Only the acceptor does this. The dialler waits, so that its own Bye can still
+        arrive."""
         if self.is_dialler or not (self._is_bye_sent and self._is_bye_received):
             return []
         return self._close("both said Bye")
@@ -457,7 +465,7 @@ class LinkCore:
         return [CloseStream(reason, is_protocol_error), *commands]
 
     def _report_end(self) -> list[Command]:
-        """Report the end once per established stream; the end is clean and permanent if both sides sent Bye."""
+        """Report the end of an established stream, once per stream. The end is clean and permanent if both sides have sent Bye."""
         if not self.is_established:
             return []
         self._is_over = self._is_bye_sent and self._is_bye_received

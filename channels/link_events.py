@@ -1,11 +1,11 @@
 """Identity, events and commands of a link (`link.py`).
 
-An event or command carries a batch in columns, never a single message. Lists change owner: the sender must not change them
-afterwards.
+An event or command carries a batch of messages in columns, never a single message. The receiver of an event or command owns its lists, so
+the sender must not change them afterwards.
 
-The identity fences the link by cluster, hosts, host starts and recovery plan (G9). The fence is two-sided. A peer older than
-this side's information has been replaced, so its refusal is final. A newer peer is refused only until this side learns about
-it: the coordinator informs all hosts, but not at the same instant.
+The identity fences the link by cluster, hosts, host starts and recovery plan (G9). Peers that are too old and peers that are too new are
+both refused. A peer that is older than this side knows has been replaced, so its refusal is final. A peer that is newer is refused only
+until this side has learned of it, since the coordinator does not inform all hosts at the same instant.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from msgspec import Struct
 from snapline.channels.frame import Frame, LinkHello, Refused
 
 LINK_VERSION = 2
-"""Version of frames and rules; another one is refused permanently."""
+"""Version of the frame format and of the link's rules. A peer with a different version is refused permanently."""
 
 
 class LinkIdentity(NamedTuple):
@@ -29,7 +29,8 @@ class LinkIdentity(NamedTuple):
     plan: int
 
     def hello(self, attempt: int, received: int, floor: int) -> LinkHello:
-        """Return the first message on a stream: this side's identity, the highest link number received, and its floor."""
+        """Return the first message to send on a stream. It contains this side's identity, the highest link number received, and this side's
+        floor."""
         return LinkHello(
             cluster=self.cluster,
             host=self.host,
@@ -44,7 +45,7 @@ class LinkIdentity(NamedTuple):
 
 
 def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
-    """Return the refusal of a Hello whose identity does not match this link; None accepts it."""
+    """Return a refusal if the identity in the Hello does not match this link, otherwise None."""
     if hello.version != LINK_VERSION:
         return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)
     if hello.cluster != link.cluster:
@@ -70,25 +71,26 @@ def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
 
 
 class StreamOpened(Struct, frozen=True, gc=False):
-    """A stream to the peer exists. The dialler's `attempt` grows with each stream; the acceptor takes it from the Hello."""
+    """A stream to the peer has been opened. The dialler increases `attempt` with each stream, and the acceptor takes it from the Hello."""
 
     attempt: int
 
 
 class FrameReceived(Struct, frozen=True, gc=False):
-    """A frame of the current stream. The caller has dropped frames of older streams."""
+    """A frame has arrived on the current stream. The caller must have dropped frames of older streams."""
 
     frame: Frame
 
 
 class StreamClosed(Struct, frozen=True, gc=False):
-    """The current stream is gone (end, error or cancellation). The event has no effect if there is no current stream."""
+    """The current stream has ended, failed or been cancelled. The event has no effect if there is no current stream."""
 
 
 class ItemsSent(Struct, frozen=True, gc=False):
-    """Messages to send now, in this order; the caller has checked `items_room`, `bytes_room` and channel credit.
+    """The owner sends these messages, in this order. It must have checked `items_room`, `bytes_room` and the channels' credit.
 
-    `epochs` has one stamp for all messages or one each; `piggybacks` is empty or has one each. The last message may exceed `bytes_room`.
+    `epochs` has either a single stamp for all messages or one stamp per message. `piggybacks` is empty or has one entry per message. The
+    last message may exceed `bytes_room`.
     """
 
     channels: list[int]
@@ -98,7 +100,8 @@ class ItemsSent(Struct, frozen=True, gc=False):
 
 
 class ChannelOpened(Struct, frozen=True, gc=False):
-    """A channel is opened, before its first message. The sender chooses `channel` > 0, and never reuses it on the link."""
+    """The owner opens a channel before it sends the channel's first message. The sender chooses the number `channel`, which is greater than
+    0, and never reuses it on this link."""
 
     channel: int
     sender: str
@@ -109,7 +112,8 @@ class ChannelOpened(Struct, frozen=True, gc=False):
 
 
 class MarkerSent(Struct, frozen=True, gc=False):
-    """A marker enters the order: for each channel, the last number sent before its sender recorded `epoch`."""
+    """The owner sends a marker. For each channel, the marker contains the number of the last message that was sent before the channel's
+    sender recorded its state for `epoch`."""
 
     epoch: int
     channels: list[int]
@@ -117,16 +121,17 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """The agent of a channel is permanently gone. The channel belongs to this side, or (`by_receiver`) was opened by the peer."""
+    """This side's agent of a channel is permanently gone. If `by_receiver` is set, it was the receiver of a channel that the peer opened.
+    Otherwise it was the sender."""
 
     channel: int
     by_receiver: bool = False
 
 
 class ItemsConsumed(Struct, frozen=True, gc=False):
-    """Turns consumed delivered messages, or the host dropped them. `size_bytes` comes from `channel.window_bytes`.
+    """Turns have consumed delivered messages, or the host has dropped them. `size_bytes` is the result of `channel.window_bytes`.
 
-    Credits are absolute message numbers per incoming channel, as `Inlet.consume` returns them.
+    Credits are absolute message numbers per incoming channel, as returned by `Inlet.consume`.
     """
 
     items: int
@@ -136,15 +141,15 @@ class ItemsConsumed(Struct, frozen=True, gc=False):
 
 
 class WriteReady(Struct, frozen=True, gc=False):
-    """The stream's writer is free; the core answers with one `WriteFrame` or no command."""
+    """The stream's writer is free. The core answers with a `WriteFrame`, or with no command if there is no frame to write."""
 
 
 class TimerFired(Struct, frozen=True, gc=False):
-    """The time `wakeup_ns` has come. Early, late and redundant events are harmless."""
+    """The clock has reached `wakeup_ns`. Early, late and redundant events are harmless."""
 
 
 class ByeRequested(Struct, frozen=True, gc=False):
-    """The owner ends the link cleanly once all items are acked; no item may be sent after this event."""
+    """The owner requests a clean end of the link, which happens as soon as all items are acked. No item may be sent after this event."""
 
 
 Event = (
@@ -165,13 +170,14 @@ Event = (
 
 
 class WriteFrame(Struct, frozen=True, gc=False):
-    """Write this frame to the stream, as the only write in flight."""
+    """Write this frame to the stream. No other write may be in flight."""
 
     frame: Frame
 
 
 class AcceptChannel(Struct, frozen=True, gc=False):
-    """Accept a channel that the peer opened. The caller checks incarnations and placement; later items name `channel`."""
+    """Accept a channel that the peer has opened. The caller must check the incarnations and the agents' placement. Later items refer to the
+    channel by the number `channel`."""
 
     channel: int
     sender: str
@@ -182,9 +188,10 @@ class AcceptChannel(Struct, frozen=True, gc=False):
 
 
 class DeliverItems(Struct, frozen=True, gc=False):
-    """Deliver whole messages in the link's order. They must be in mailboxes when the caller returns, since the next frame may ack them.
+    """Deliver complete messages in the link's order. The caller must put them into mailboxes before it returns, since the next frame may
+    ack them.
 
-    `epochs` has one stamp for all messages or one each; `piggybacks` is empty or has one each.
+    `epochs` has either a single stamp for all messages or one stamp per message. `piggybacks` is empty or has one entry per message.
     """
 
     channels: list[int]
@@ -194,7 +201,7 @@ class DeliverItems(Struct, frozen=True, gc=False):
 
 
 class DeliverMarker(Struct, frozen=True, gc=False):
-    """Deliver a marker at its place in the order. A large marker comes in pieces; `is_last` marks the last piece."""
+    """Deliver a marker in its position among the items. A large marker is delivered in pieces, and `is_last` is set on the last piece."""
 
     epoch: int
     channels: list[int]
@@ -203,53 +210,56 @@ class DeliverMarker(Struct, frozen=True, gc=False):
 
 
 class DropInlet(Struct, frozen=True, gc=False):
-    """Drop the inlet of a channel whose sender is gone; all its messages have been delivered."""
+    """Drop the inlet of a channel whose sender is permanently gone. All messages of the channel have already been delivered."""
 
     channel: int
 
 
 class DropOutlet(Struct, frozen=True, gc=False):
-    """Drop the outlet of a channel whose receiver is gone. The caller answers with `ChannelClosed`, unless it has sent that or never opened it."""
+    """Drop the outlet of a channel whose receiver is permanently gone. The caller answers with `ChannelClosed`, unless it has already sent
+    that event or never opened the channel."""
 
     channel: int
 
 
 class RaiseCredit(Struct, frozen=True, gc=False):
-    """Raise the credit of outgoing channels, since the peer's agents consumed messages. Old credits are repeated after a resume."""
+    """Raise the credit of outgoing channels, since the peer's agents have consumed messages. After a link has resumed, old credits may be
+    repeated."""
 
     channels: list[int]
     numbers: list[int]
 
 
 class ReportEstablished(Struct, frozen=True, gc=False):
-    """Report that Hellos were exchanged; `resumed` is true if this link has been established before."""
+    """Report that Hellos have been exchanged. `resumed` is True if this link was established before on a previous stream."""
 
     resumed: bool
 
 
 class CloseStream(Struct, frozen=True, gc=False):
-    """End the current stream; the dialler dials again unless the link is over."""
+    """End the current stream. The dialler then dials again, unless the link has ended permanently."""
 
     reason: str
     is_protocol_error: bool = False
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """Answer the peer with Refused and end the stream. `is_final`: the peer is older, so a retry cannot succeed."""
+    """Answer the peer with Refused, then end the stream. `is_final` means that a retry by the peer cannot succeed."""
 
     reason: str
     is_final: bool
 
 
 class ReportRefused(Struct, frozen=True, gc=False):
-    """Report that the peer refused this side. If `is_final`, this link will never be established."""
+    """Report that the peer has refused this side. If `is_final` is set, this link will never be established."""
 
     reason: str
     is_final: bool
 
 
 class ReportEnded(Struct, frozen=True, gc=False):
-    """Report the end of an established stream. `is_clean`: both sides sent Bye and the link is done; otherwise it may resume."""
+    """Report that an established stream has ended. `is_clean` means that both sides have sent Bye and the link has ended permanently.
+    Otherwise the link may resume."""
 
     is_clean: bool
 

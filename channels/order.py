@@ -1,10 +1,11 @@
-"""The outgoing order of one link: items that have a link number and are not acked yet.
+"""The outgoing order of one link, which holds the items that have a link number and are not acked yet.
 
-Items wait in columns until the writer is free (`take`), then in written batches until the peer acks them. On a new stream,
-items that the peer lacks move back to the front of the waiting columns (`rewind`), with the same numbers but in new batches.
+Items wait in columns until the writer is free (`take`), and then in written batches until the peer acks them. When a new stream begins, the
+items that the peer lacks are moved back to the front of the waiting columns (`rewind`). They keep their numbers, but are written in new
+batches.
 
-Invariants: numbers `acked + 1 … written` are in batches, `written + 1 … last` in the waiting columns, without a gap. The
-total is bounded by the window that the peer grants, since an item gets its number only if the window has room.
+Invariants: items `acked + 1 … written` are in batches, and items `written + 1 … last` are in the waiting columns, without gaps. The peer's
+window bounds the total number of items, since an item gets its number only if the window has room.
 """
 
 from bisect import bisect_right
@@ -19,14 +20,14 @@ from snapline.channels.channel import PART_BYTES
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, LARGE_ITEMS, Items, is_small
 
 FRAMES_UNACKED_MAX = 2
-"""Number of small frames that may be unacked. A frame costs each side as much as a hundred items: without this bound, two busy
-hosts exchange thousands of frames of a few items each, at four times the CPU per message. With a bound of one, answers took
-twice as long (`benchmarks/latency.py`)."""
+"""Largest number of small frames that may be unacked. A frame costs each side as much CPU time as a hundred items. Without this bound, two
+busy hosts exchange thousands of frames with a few items each, which takes four times the CPU time per message. With a bound of 1, replies
+took twice as long (`benchmarks/latency.py`)."""
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Items that were written together. `size_bytes` counts data only, since control items are free. A small batch delays other batches
-    until it is acked."""
+    """Items that were written in one frame. `size_bytes` does not count control items, since they do not use the window. Unacked small
+    batches delay further batches (`FRAMES_UNACKED_MAX`)."""
 
     first_number: int
     last_number: int
@@ -36,7 +37,7 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 def data_bytes(items: Items) -> int:
-    """Return the payload bytes that count against the window: the bytes of all items except control items."""
+    """Return the number of payload bytes that count against the window, which is the size of all items except control items."""
     total = sum(map(len, items.payload))
     if 0 in items.channel:
         total -= sum(len(payload) for channel, payload in zip(items.channel, items.payload, strict=True) if not channel)
@@ -44,7 +45,8 @@ def data_bytes(items: Items) -> int:
 
 
 def append_items(queue: Items, items: Items) -> None:
-    """Append columns to columns in C; one stamp stands for all items while they agree. Takes ownership of `items`."""
+    """Append the columns of `items` to those of `queue`, using C loops. While all items have the same stamp, the column `epoch` keeps a
+    single entry. The caller must not use `items` afterwards."""
     count, added = len(queue.channel), len(items.channel)
     if not count:
         queue.channel, queue.payload, queue.epoch = items.channel, items.payload, items.epoch
@@ -65,7 +67,7 @@ def _expanded(epochs: list[int], count: int) -> list[int]:
 
 
 def split_items(queue: Items, count: int) -> Items:
-    """Remove and return the first `count` items; columns with only default values are left empty."""
+    """Remove and return the first `count` items. In the result, columns that contain only default values are empty."""
     total = len(queue.channel)
     if count == total:
         head = Items(queue.channel, queue.payload, queue.epoch, queue.piggyback, queue.more)
@@ -86,9 +88,9 @@ def split_items(queue: Items, count: int) -> Items:
 
 
 def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
-    """Return how many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload.
+    """Return how many of the waiting items the next frame can hold. The limits are 512 items, 256 KiB, or one large payload.
 
-    Piggybacks of the protocol count as well: vectors of thousands of agents outweigh small payloads.
+    Piggybacks of the checkpointing protocol count as well, since vectors with thousands of agents are larger than small payloads.
     """
     head = payloads if len(payloads) <= FRAME_ITEMS_MAX else payloads[:FRAME_ITEMS_MAX]
     sizes = list(map(len, head))
@@ -105,9 +107,9 @@ def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
 
 
 def cut_into_parts(items: Items) -> Items:
-    """Replace every payload above `PART_BYTES` by parts; all parts but the first are full.
+    """Split every payload larger than `PART_BYTES` into parts. All parts except the first have the full size.
 
-    So a message in parts holds exactly `PART_BYTES` of the window until it is consumed, whatever its size.
+    So a message in parts occupies exactly `PART_BYTES` of the window until it is consumed, whatever its size.
     """
     counts = [max(1, -(-len(payload) // PART_BYTES)) for payload in items.payload]
 
@@ -137,13 +139,13 @@ def _parts(payload: bytes) -> Iterator[bytes]:
 
 
 class OutgoingOrder:
-    """Outgoing order of one link; see the module.
+    """The outgoing order of one link, as described in the module docstring.
 
     Attributes:
         last: link number of the last item in the order.
-        size_bytes: data bytes of all items 1 … last.
-        written: link number of the last item given to the current stream.
-        acked: link number up to which the peer has all items.
+        size_bytes: total data size of the items 1 … `last`.
+        written: link number of the last item passed to the current stream.
+        acked: link number up to which the peer has received all items.
     """
 
     def __init__(self) -> None:
@@ -157,7 +159,7 @@ class OutgoingOrder:
         self._small = 0  # number of small batches in `_batches`
 
     def append(self, items: Items, size_bytes: int) -> None:
-        """Number these items; `size_bytes` is their data size."""
+        """Append these items to the order, which assigns their numbers. `size_bytes` is their total data size."""
         count = len(items.channel)
         if size_bytes > PART_BYTES and max(map(len, items.payload)) > PART_BYTES:
             items = cut_into_parts(items)
@@ -167,37 +169,40 @@ class OutgoingOrder:
         self.size_bytes += size_bytes
 
     def append_control(self, payload: bytes) -> None:
-        """Number a control item. The item takes its neighbour's stamp, so that one stamp still applies to all items."""
+        """Append a control item to the order. It gets the same stamp as the item before it, so that a single stamp can still apply to all
+        items."""
         waiting = self._waiting
         append_items(waiting, Items([0], [payload], waiting.epoch[-1:] or [0]))
         self.last += 1
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether any item waits to be written."""
+        """Return whether there are items that wait to be written."""
         return self.written < self.last
 
     def may_write(self, granted_bytes: int) -> bool:
         """Return whether `take` would return a batch.
 
-        A peer that has not acked the last frames has not read them yet, and more small frames would only slow it down. Items that wait
-        meanwhile become one large frame. This is Nagle's algorithm (RFC 896), applied to frames. The peer acks that number of small frames
-        at once, so no item waits for a timer. Large frames never delay other frames.
+        If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, it has not read them yet, and more small frames would only slow
+        it down. Items that arrive meanwhile are collected into one larger frame. This is Nagle's algorithm (RFC 896), applied to frames.
+        After that number of small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames never delay further
+        frames.
 
-        Parts of a message larger than the window wait for the bytes returned by earlier parts. Control items at the front
-        never wait.
+        If a message is larger than the window, its later parts wait until earlier parts have been counted as consumed. Control items at the
+        front of the queue never wait for the window.
         """
         if self.written == self.last or (self._written_bytes >= granted_bytes and self._waiting.channel[0]):
             return False
         return self._small < FRAMES_UNACKED_MAX or self._has_urgent_items()
 
     def _has_urgent_items(self) -> bool:
-        """Return whether to send although the peer is behind: many items wait, or a control item such as a marker."""
+        """Return whether to send although small frames are unacked. This is the case if many items or bytes are waiting, or a control item
+        such as a marker."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 
     def take(self, granted_bytes: int) -> Batch | None:
-        """Return the next batch to write, or None."""
+        """Return the next batch to write, or None if no batch may be written now."""
         if not self.may_write(granted_bytes):
             return None
         waiting = self._waiting
@@ -213,7 +218,8 @@ class OutgoingOrder:
         return batch
 
     def acknowledge(self, number: int) -> None:
-        """Record that the peer has all items up to `number`; older acks have no effect. The caller checks `number <= written`."""
+        """Record that the peer has received all items up to `number`. Older acks have no effect. The caller must check that `number <=
+        written`."""
         if number > self.acked:
             self.acked = number
             batches = self._batches
@@ -221,11 +227,12 @@ class OutgoingOrder:
                 self._small -= batches.popleft().is_small
 
     def rewind(self, received: int) -> None:
-        """Queue all items above `received` again, for a new stream. The caller checks `acked <= received`."""
+        """Queue all items after `received` again, so that they are resent on a new stream. The caller must check that `acked <=
+        received`."""
         self.acknowledge(received)
         merged = Items([], [], [])
         for batch in self._batches:
-            # An older stream may still be writing the batch: never change its lists.
+            # An older stream may still be writing the batch, so never change its lists.
             items = batch.items
             append_items(
                 merged, Items(items.channel[:], items.payload[:], items.epoch[:], items.piggyback[:], items.more[:])

@@ -1,24 +1,24 @@
-"""Settings of servers: gRPC options, listening addresses, and notifications to systemd.
+"""Settings for servers: gRPC options, listening addresses, and notifications to systemd.
 
-*gRPC options*, the same for every server and client of snapline. C-core sends and answers keepalive pings itself, in threads
-that do not hold the GIL. So pings distinguish a busy process (user code blocks its event loop or its interpreter) from one
-that is dead, frozen or unreachable. The stream to a busy process stays open; the stream to a dead one breaks within 2 s.
-Liveness of hosts and links relies on this (docs/decisions/0084). gRPC's defaults are wrong for long streams:
+*gRPC options* are the same for all servers and clients of snapline. gRPC's C core sends and answers keepalive pings itself, in threads that
+do not hold the GIL. So pings distinguish a busy process, whose event loop or interpreter is blocked by user code, from a process that is
+dead, frozen or unreachable. The stream to a busy process stays open, while the stream to a dead process breaks within 2 s. Failure
+detection for hosts and links relies on this (docs/decisions/0084). gRPC's defaults are unsuitable for long-lived streams:
 
 - A server disconnects a client that pings an idle link (`too_many_pings`).
-- A frozen peer is noticed only after 60 s.
-- A lost server is dialled again only after up to 1.8 s.
-- A message above 4 MiB breaks the stream at the receiver only.
-- Two processes may listen on one port.
+- A frozen peer is detected only after 60 s.
+- It takes up to 1.8 s until a lost server is dialled again.
+- A message larger than 4 MiB is detected only by the receiver, where it breaks the stream.
+- Two processes may listen on the same port.
 
-*Listening addresses.* Two errors of an address may be transient: a port in use while the previous process ends, and a host
-name that DNS does not know yet. Servers wait for both, and report an external failure if they last. Every other error means
-that the address is wrong.
+*Listening addresses.* Two errors may be transient: the port is still in use by a previous process that is ending, or DNS does not know the
+host name yet. In both cases servers wait, and report an external failure if the error persists. Every other error means that the address is
+invalid.
 
-*Notifications to systemd*, if it started the process: ready, stopping, and alive (`sd_notify(3)`). Each is a datagram to the
-socket that NOTIFY_SOCKET names; without that variable nothing is sent. If the unit sets `WatchdogSec`, the event loop sends
-heartbeats. A hanging loop sends none, and systemd kills the process. *Ready* means that the process listens. It does not wait
-for peers: otherwise the first of three coordinators would time out before the second starts.
+*Notifications to systemd* are sent if systemd has started the process: ready, stopping, and alive (`sd_notify(3)`). Each notification is a
+datagram to the socket in NOTIFY_SOCKET. If that variable is not set, no notifications are sent. If the unit sets `WatchdogSec`, the event
+loop sends heartbeats. If the loop hangs, heartbeats stop, and systemd kills the process. *Ready* means that the process is listening. It
+does not mean that its peers are present. Otherwise the first of three coordinators would time out before the second one is started.
 """
 
 import asyncio
@@ -34,34 +34,39 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import ExternalFailureError, UsageError
 
 PING_INTERVAL_MS = 1000
-"""Time without a byte from the peer after which a ping is sent."""
+"""Time in milliseconds without data from the peer after which a ping is sent."""
 
 PING_TIMEOUT_MS = 1000
-"""Time for the peer to answer a ping. A dead, frozen or unreachable peer is detected 2 s after its last byte. gRPC's default: 60 s."""
+"""Time in milliseconds within which the peer must answer a ping. So a dead, frozen or unreachable peer is detected 2 s after its last byte.
+gRPC's default is 60 s."""
 
 PING_INTERVAL_MIN_MS = 500
-"""Shortest interval between pings that a server accepts; below `PING_INTERVAL_MS`, so that clocks may drift."""
+"""Shortest interval between pings that a server accepts, in milliseconds. It is less than `PING_INTERVAL_MS`, so that clocks may drift."""
 
 RECONNECT_MIN_MS = 50
 RECONNECT_MAX_MS = 500
-"""Reconnecting takes 0.05–0.3 s instead of 0.75–1.84 s. Calls that fail at once must not be retried faster."""
+"""Shortest and longest backoff before reconnecting, in milliseconds. With these values, reconnecting takes 0.05–0.3 s instead of 0.75–1.84
+s. Callers must not retry calls that fail immediately at shorter intervals than this."""
 
 RECEIVE_BYTES_MAX = 2 * 1024 * 1024
-"""Largest message that a server accepts: gRPC holds a message twice before the caller can be authenticated. Frames, Raft
-batches and parts of host reports are little over 1 MiB; answers to clients may be larger."""
+"""Largest message in bytes that a server accepts. The limit is low because gRPC holds two copies of a message before the caller can be
+authenticated. Frames, Raft batches and parts of host reports are slightly larger than 1 MiB. Answers to clients may be larger."""
 
 METADATA_BYTES_MAX = 16 * 1024
-"""Largest metadata of one call: a token, and an id of a call or a trace. gRPC's own bound, fixed here against changes."""
+"""Largest size in bytes of the metadata of one call, which consists of a token and the id of a call or trace. It equals gRPC's default, and
+is set here in case that default changes."""
 
 STREAMS_MAX = 64
-"""Largest number of concurrent calls on one connection: a host has one or two, tools a handful. Further calls wait at the caller."""
+"""Largest number of concurrent calls on one connection. Hosts make one or two concurrent calls, and tools a handful. Further calls wait at
+the caller."""
 
 CONNECTIONS_MAX = 2_000
-"""Largest number of connections at one port; further ones are closed at once. A fleet has 256 hosts with two connections each, its replicas,
-tools and clients. A silent connection costs 50 KB for `HANDSHAKE_MS_MAX`. At most half of the file limit is used, since stores need files too."""
+"""Largest number of connections at one port. Further connections are closed immediately. A fleet has up to 256 hosts with two connections
+each, plus replicas, tools and clients. A connection on which the peer sends nothing takes 50 KB of memory for `HANDSHAKE_MS_MAX`. At most
+half of the limit on open files is used for connections, since stores need files too."""
 
 HANDSHAKE_MS_MAX = 10_000
-"""Time for a new connection to complete its TLS handshake; gRPC's default: 120 s."""
+"""Time in milliseconds within which a new connection must complete its TLS handshake. gRPC's default is 120 s."""
 
 _Options = list[tuple[str, int | str]]
 
@@ -78,7 +83,8 @@ def _common_options() -> _Options:
 
 
 def server_options() -> _Options:
-    """Return options for `grpc.aio.server`. A port in use is an error, even if only the child of a dead process holds the port."""
+    """Return options for `grpc.aio.server`. With these options, listening on a port that is in use is an error, even if only the child of a
+    dead process holds the port."""
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
@@ -93,16 +99,16 @@ def server_options() -> _Options:
 
 
 def files_max() -> int:
-    """Return the number of files that this process may have open."""
+    """Return the largest number of files that this process may have open at once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft
 
 
 def client_options(server_name: str | None = None) -> _Options:
-    """Return options for a client channel; each has its own connection, so a new channel presents the newest certificate.
+    """Return options for a client channel. Each channel has its own connection, so a new channel presents the newest certificate.
 
     Args:
-        server_name: DNS name that the server's certificate must carry, instead of the address's.
+        server_name: DNS name that the server's certificate must contain, instead of the name in the address.
     """
     options = [
         *_common_options(),
@@ -118,21 +124,22 @@ def client_options(server_name: str | None = None) -> _Options:
 
 
 PORT_WAIT_S = 3.0
-"""Longest wait for a transient error to end; a killed process frees its ports within a second."""
+"""Longest time in seconds to wait for a transient error to disappear. For comparison, the ports of a killed process become free within a
+second."""
 
 PORT_POLL_S = 0.1
 
 
 class AddressError(UsageError):
-    """Error for an unusable address: it is malformed, or belongs to another machine."""
+    """The address is unusable because it is malformed or belongs to a different machine."""
 
 
 class AddressBusyError(ExternalFailureError):
-    """Error for a busy address: the port is in use, or the host name is unknown."""
+    """The address is currently unusable because the port is in use or the host name is unknown."""
 
 
 def listen_error(address: str) -> OSError | ValueError | None:
-    """Try to bind `host:port`, and return the error that keeps a server from listening there; None if there is none."""
+    """Try to bind a socket to `host:port`. Return the error that prevents a server from listening there, or None if it can listen."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -145,24 +152,24 @@ def listen_error(address: str) -> OSError | ValueError | None:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Return whether the same address may work a moment later."""
+    """Return whether the error may be transient, so that the same address may work a moment later."""
     return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRINUSE
 
 
 def address_error(sentence: str, error: BaseException | None, advice: str) -> AddressError | AddressBusyError:
-    """Return the error of a server that cannot listen: `sentence: the system's reason; advice`."""
+    """Return the error for a server that cannot listen. Its text is `sentence: the system's reason; advice`."""
     reason = getattr(error, "strerror", None) or str(error or "is the port taken?")
     kind = AddressBusyError if error is None or may_pass(error) else AddressError
     return kind(f"{sentence}: {reason}; {advice}")
 
 
 async def wait_until_free_async(address: str) -> bool:
-    """Run `wait_until_free` in a thread: a name lookup may take seconds."""
+    """Run `wait_until_free` in a thread, because a name lookup may take seconds."""
     return await asyncio.to_thread(wait_until_free, address)
 
 
 def wait_until_free(address: str) -> bool:
-    """Wait while the port is in use or the name is unknown, for `PORT_WAIT_S` at most; return whether the error has passed."""
+    """Wait while the port is in use or the host name is unknown, for at most `PORT_WAIT_S`. Return whether the address is now usable."""
     deadline_s = time.monotonic() + PORT_WAIT_S
     while is_busy := _is_busy(address):
         if time.monotonic() > deadline_s:
@@ -178,12 +185,13 @@ def _is_busy(address: str) -> bool:
 SOCKET, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
 HEARTBEATS_PER_TIMEOUT = 3
-"""Number of heartbeats per watchdog timeout, so that one may be late and one lost."""
+"""Number of heartbeats per watchdog timeout. It is chosen so that one heartbeat may be late and one may be lost."""
 
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Report ready on entry and stopping on exit."""
+    """Notify systemd that the process is ready on entry, and that it is stopping on exit. In between, send heartbeats if the unit has a
+    watchdog."""
     notify("READY=1")
     watchdog = asyncio.create_task(_keep_alive(watchdog_interval_s())) if watchdog_interval_s() else None
     try:
@@ -195,14 +203,14 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def watchdog_interval_s() -> float:
-    """Return the time between heartbeats, in seconds; 0 if no heartbeats are wanted."""
+    """Return the time between heartbeats in seconds, or 0 if systemd expects no heartbeats from this process."""
     timeout_us = os.environ.get(WATCHDOG_US, "")
     is_ours = os.environ.get(WATCHDOG_PID, str(os.getpid())) == str(os.getpid())
     return int(timeout_us) / 1e6 / HEARTBEATS_PER_TIMEOUT if is_ours and timeout_us.isdecimal() else 0.0
 
 
 def notify(word: str) -> None:
-    """Send one notification; it is lost if no process listens on the socket."""
+    """Send one notification to systemd. It is lost if no process is listening on the socket."""
     address = os.environ.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return

@@ -192,7 +192,7 @@ class HostCore:
         }
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.HostOutput]:
-        """Handle one event; return the commands to carry out, in order."""
+        """Handle one event. Return the commands to carry out, in order."""
         shared = self.shared
         shared.now = now_ns
         out: list[ev.HostOutput] = []

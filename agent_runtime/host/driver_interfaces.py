@@ -67,10 +67,10 @@ class HostEnvironment(Protocol):
     """Environment of a host: clocks, threads, the coordinator's stream, and the end of the process."""
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time in nanoseconds."""
 
     def wall_ns(self) -> int:
-        """Return the time since 1970."""
+        """Return the wall-clock time in nanoseconds since 1970."""
 
     def boot_clock(self) -> BootClock | None:
         """Return a clock that continues while no host runs; None if there is none. Any thread may call this method."""

@@ -1,23 +1,24 @@
-"""Planned moves of agents, off hosts that an operator drains or to hosts with fewer agents; and the measured load that decides where these
-agents are placed.
+"""Planned moves of agents, away from hosts that an operator drains or to hosts with fewer agents; and the measured load, by which agents
+that must move are placed.
 
-*Moves.* Agents move by a recovery plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and
-only turns taken while that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed, because the
-plan makes an epoch of the live states.
+*Moves.* Agents move by a recovery plan, as after a failure, but from an epoch that is begun for this plan. So no work is lost, and only
+turns taken while that epoch was being made are repeated. If agents checkpoint on their own, no such epoch is needed, because the plan makes
+an epoch of the live states.
 
-Before the move, effects are held and running ones end (`fleet_end.py`); otherwise the plan would leave them in doubt.
+Before the move, new effects are held and running effects end (`fleet_end.py`). Otherwise the plan would leave the effects in doubt.
 
-The log records that a host is drained, and plans exclude it as long as another host is attached. A request to spread agents evenly is
+The log records that a host is drained, and plans exclude the host as long as another host is attached. A request to spread agents evenly is
 volatile and applies to the current plan only: the operator checks the result, and repeats the request if needed.
 
-*Load* per agent and host, from heartbeats, weighs the placement of agents that must move. A host counts the turns that its agents have
-taken. The difference of two counts under one plan gives the average turns per agent and second. Counts are taken only while the fleet
-runs, since no agent works otherwise. An idle agent uses memory, so it weighs as much as one turn per second. Invariants:
+*Load* is the measured number of turns per agent and second on each host, taken from heartbeats. A plan weights agents by this load when it
+places those that must move. A host counts the turns that its agents have taken. The difference between two counts under one plan gives the
+average number of turns per agent and second. Counts are recorded only while the fleet runs, since no agent works otherwise. An idle agent
+uses memory, so its weight equals one turn per second. Invariants:
 
-1. Measures belong to the present plan, because another plan places agents differently.
-2. If any host of the plan is not measured, no measure is used: otherwise agents would move to the unmeasured hosts.
-3. This module makes no decision. Weights go into the plan's log entry, and every replica places by that entry alone. A new leader has no
-   measures, so it places by numbers of agents.
+1. Measurements belong to the current plan, because another plan places agents differently.
+2. If any host of the plan has not been measured, no measurement is used. Otherwise agents would move to the unmeasured hosts.
+3. This module makes no decision. Weights go into the plan's log entry, and every replica places agents by that entry alone. A new leader
+   has no measurements, so it places agents by their number per host.
 """
 
 from collections import Counter
@@ -37,7 +38,7 @@ REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    """The pending move. `begun`: newest epoch begun when the move was first seen; the move starts from a later epoch."""
+    """The pending move. `begun` is the newest epoch begun when the move was first seen; the move starts from a later epoch."""
 
     plan: int
     begun: int
@@ -45,7 +46,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Operators' placement requests. Volatile, except for the drain marks in the log."""
+    """Operators' requests to move agents. This state is volatile, except for the drain marks in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
@@ -53,13 +54,13 @@ class Moves:
         self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
         self._rebalanced_plan: int | None = None
-        """The plan whose agents must be spread evenly."""
+        """The plan whose agents must be spread evenly; None if no such request is pending."""
         self._moving: _Moving | None = None
         self._unevenness: tuple[tuple[int, list[str]], bool] | None = None
-        """Cached answer: ((plan, hosts), whether agents are spread unevenly over them)."""
+        """Cached result: ((plan, hosts), whether that plan's agents are spread unevenly over these hosts)."""
 
     def on_requested(self, event: MovesRequested) -> None:
-        """Handle an operator's request, which may be repeated."""
+        """Handle an operator's request to move agents; the operator may repeat the request."""
         self._requests[event.request] = event
         if event.is_even:
             self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None
@@ -73,28 +74,28 @@ class Moves:
 
     @property
     def is_moving(self) -> bool:
-        """Return whether agents are about to move; periodic epochs wait then."""
+        """Return whether agents are about to move. Periodic epochs do not begin while they are."""
         return self._moving is not None
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether agents wait for an epoch to move from, and none is open."""
+        """Return whether a move needs an epoch to start from, and no epoch is open."""
         state, moving = self._shared.state, self._moving
         return moving is not None and not self._is_line_complete(moving) and not state.open_epochs()
 
     @property
     def reason(self) -> str:
-        """Return the reason for a plan now, or "" if no plan is needed."""
+        """Return the reason to make a plan for the move now, or "" if no plan is needed yet."""
         moving = self._moving
         return moving.reason if moving is not None and self._is_line_complete(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that are not drained, or all if none would be left."""
+        """Return those of `hosts` that are not drained, or all of `hosts` if all are drained."""
         records = self._shared.state.image.hosts
         return [host for host in hosts if not records[host].is_drained] or hosts
 
     def concerns(self) -> list[Concern]:
-        """Return the drained hosts."""
+        """Return one concern for each drained host."""
         drained = [host for host, record in self._shared.state.image.hosts.items() if record.is_drained]
         text = "is drained: it gets no agents until `snapline host resume`"
         return [Concern("drained", (host,), 0, f"host {host} {text}") for host in drained]
@@ -102,7 +103,7 @@ class Moves:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Propose drain marks, answer the requests, and check whether agents have to move."""
+        """Propose drain marks, answer requests whose marks are in the log, and check whether agents must move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
         state = self._shared.state
@@ -120,7 +121,7 @@ class Moves:
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _must_complete(self) -> bool:
-        """Return whether the move must be completed: autonomous agents may be frozen for it, and only a plan ends that freeze."""
+        """Return whether the move must be completed. Autonomous agents may be frozen for it, and only a plan ends that freeze."""
         state, moving = self._shared.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
         return is_wanted and state.is_autonomous and state.phase == RUNNING
@@ -143,7 +144,7 @@ class Moves:
                 self._shared.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
     def _move_reason(self) -> str:
-        """Return why agents must move, or "" if they need not or cannot now."""
+        """Return why agents must move, or "" if they need not or currently cannot move."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
@@ -158,7 +159,8 @@ class Moves:
         return "agents are spread evenly" if self.is_even and self._is_uneven(usable) else ""
 
     def _is_uneven(self, hosts: list[str]) -> bool:
-        """Return whether a plan that spreads agents over these hosts would move any; computed once per request."""
+        """Return whether a plan that spreads agents over these hosts would move any agent. The result is cached for the plan and these
+        hosts."""
         state, cached = self._shared.state, self._unevenness
         if cached is None or cached[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
@@ -170,30 +172,32 @@ class Moves:
         return cached[1]
 
     def _is_line_complete(self, moving: _Moving) -> bool:
-        """Return whether the epoch from which agents move is complete. Open epochs end first, so that the plan loses none."""
+        """Return whether the epoch from which agents move is complete and no epoch is open, so that the plan loses no open epoch. In
+        autonomous protocols, return True."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 
 
 LEAST_NS = 2 * SECOND_NS
-"""Shortest measuring time, in nanoseconds: several heartbeats."""
+"""Shortest measuring time, in nanoseconds; it spans several heartbeats."""
 
 WINDOW_NS = 30 * SECOND_NS
-"""Length of the measuring window; work counts for at most twice this time."""
+"""Length of the measuring window, in nanoseconds. Turns older than twice this length are not counted."""
 
 AT_REST, WEIGHT_MAX = 10, 10_000
-"""Weights of an idle agent and of an agent with a thousand turns per second, in tenths of a turn per second. Weights fit into two bytes."""
+"""The weight of an idle agent, and the largest weight, which an agent with a thousand turns per second has. The unit is a tenth of a turn
+per second; a weight fits into two bytes."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """A host's count of turns at one time."""
+    """The number of turns that a host had counted at one time."""
 
     at_ns: int
     turns: int
 
 
 class _Measure(msgspec.Struct):
-    """Turn counts of a host at the start of the current window, at the start of the next window, and now."""
+    """A host's turn counts at the start of the current window, at the start of the next window, and now."""
 
     first: _Mark
     second: _Mark
@@ -206,7 +210,7 @@ class HostLoads:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._plan = 0
-        """Plan under which the measures were taken."""
+        """The plan under which the measurements were taken."""
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
@@ -226,7 +230,8 @@ class HostLoads:
             measure.first, measure.second = measure.second, mark
 
     def weights(self) -> tuple[int, ...]:
-        """Return the weight per agent for each host of the plan, in the plan's order; empty: the weights are unknown, or all equal."""
+        """Return the weight per agent for each host of the plan, in the plan's order. Return an empty tuple if weights are unknown or all
+        equal."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or self._plan != plan.number:
             return ()
@@ -235,7 +240,7 @@ class HostLoads:
         return () if None in weights or len(set(weights)) == 1 else tuple([weight for weight in weights if weight])
 
     def _weight(self, host: str, agents: int) -> int | None:
-        """Return the weight per agent of a host, or None if the host was not measured for long enough."""
+        """Return the weight per agent on a host, or None if the host was not measured for at least LEAST_NS."""
         measure = self._measures.get(host)
         passed_ns = measure.latest.at_ns - measure.first.at_ns if measure is not None else 0
         if measure is None or passed_ns < LEAST_NS:

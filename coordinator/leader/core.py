@@ -141,7 +141,7 @@ from snapline.messages.status import Concern
 from snapline.storage.log.log_record import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the names and kinds in one creation request. The limit keeps the operation below 64 KiB."""
 
 
 class HostRequests:
@@ -153,7 +153,7 @@ class HostRequests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """Handle a host's request, which may be repeated."""
+        """Handle a host's request to create, retire or locate agents; the host may repeat the request."""
         if isinstance(message, LocateAgents):
             self._shared.send((session.id,), self._locate(message))
             return
@@ -180,14 +180,14 @@ class HostRequests:
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Handle the request of a host to open its log; the request may be repeated."""
+        """Handle a host's request to open its log; the host may repeat the request."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the log unless the request was refused, for example because the plan has ended.
+        """Allow the host to write its log, unless the request was refused, for example because the plan was replaced.
 
-        In that case the host receives the next plan.
+        If the request was refused for that reason, the host receives the next plan instead.
         """
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
@@ -196,11 +196,11 @@ class HostRequests:
             self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/checkpoint_modes.py`.
+        """Answer the host after a creation or removal was committed or refused. `modes/checkpoint_modes.py` answers for removals that the
+        leader itself proposes.
 
-        A lost host may return before the next plan. The host gets no answer to requests that were refused because the
-        plan was over (OVER). Its agents may survive with their live states, and for them a refused creation would be
-        lost permanently.
+        Requests that were refused because their plan was replaced (OVER) get no answer. A lost host may return before the next plan, and
+        its agents may survive with their live states. For these agents, a refused creation would be lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
@@ -235,31 +235,33 @@ class HostRequests:
 
 
 TICK_NS = SECOND_NS // 10
-"""Interval of the timer, in nanoseconds: the longest delay in noticing a time-out."""
+"""Timer interval in nanoseconds, which is also the longest delay before a time-out is noticed."""
 
 LATE_NS = SECOND_NS // 5
-"""Timer lateness, in nanoseconds, that shows that this process did not run. Hosts are not suspected for silence during that time."""
+"""Timer lateness, in nanoseconds, from which this process is assumed to have been suspended. Time spent suspended does not count as silence
+of hosts."""
 
 
 FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
-"""Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
-tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
-hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
+"""Frequent messages that do not change which hosts are attached. After one of these messages, the parts that check all hosts wait for the
+next tick; after a heartbeat, all parts wait. The parts that check all hosts also wait after a ConfirmPlan operation while other hosts have
+not confirmed the plan. With several hundred hosts these checks would otherwise be most of the leader's work (`benchmarks/scale.py
+--simulated`)."""
 
 HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
-"""Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
+"""Operations requested by a host. A refusal of such an operation is not logged, because the host receives the refusal or a newer plan."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
+    """The part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
 
     Attributes:
-        triggers_skipped: number of triggers skipped since this leader's start.
-        stored_log_bytes: size of sender logs in the store, since the newest epoch.
+        triggers_skipped: number of epoch triggers skipped since this leader started.
+        stored_log_bytes: size of the sender logs written to the store since the newest epoch.
         stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
-        concerns: what the fleet waits for or lacks, for example a process that does not answer another process, and since when.
+        concerns: what the fleet waits for or lacks, and since when. Example: one process cannot reach another.
         heartbeats: host → its last heartbeat, for hosts that have a stream.
-        is_released: the outputs of all complete epochs are released.
+        is_released: whether the outputs of all complete epochs have been released.
     """
 
     triggers_skipped: int
@@ -288,7 +290,7 @@ class LeaderCore:
         self._concerns = Concerns(self.parts.shared, concern_sources(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return the commands, to be executed in order; `now_ns` is monotonic time."""
+        """Handle one event and return the commands to execute in order; `now_ns` is monotonic time."""
         parts, shared = self.parts, self.parts.shared
         late_ns = now_ns - self.wakeup_ns
         shared.now, shared.out = now_ns, []
@@ -409,7 +411,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStatus:
-        """Return the part of the fleet's current status that the replicated state does not hold."""
+        """Return the part of the fleet's current status that is not in the replicated state."""
         parts = self.parts
         return LeaderStatus(
             parts.triggers.skipped,
@@ -482,7 +484,7 @@ class LeaderCore:
                 parts.failure_detector.on_leave(session, message)
 
     def _send_initial_directives(self) -> None:
-        """Send to new streams the directives that the other streams have received already."""
+        """Send to each new stream the directives that the older streams have already received."""
         parts = self.parts
         for session in parts.host_sessions.take_newly_attached():
             sessions = (session.id,)
@@ -536,7 +538,7 @@ class LeaderCore:
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of one leader. The core dispatches events to them; tests inspect them."""
+    """All parts of one leader. The core dispatches events to the parts; tests inspect them."""
 
     shared: LeaderState
     # hosts

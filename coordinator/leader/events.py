@@ -1,4 +1,4 @@
-"""Events that the leader core handles, and commands that it returns. Commands are executed in order."""
+"""Events that the leader core handles, and commands that it returns. The driver executes the commands in order."""
 
 import msgspec
 
@@ -17,11 +17,11 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderStarted(Event, frozen=True, gc=False):
-    """First event: the state reflects the whole log, and this leader decides from now on."""
+    """The first event. The state reflects the whole log, and this leader makes the decisions from now on."""
 
 
 class MessageReceived(Event, frozen=True, gc=False):
-    """A host's message. `session` numbers its stream; the first message of a stream is Join."""
+    """A message from a host. `session` numbers the stream; the first message on a stream is Join."""
 
     session: int
     message: HostMessage
@@ -32,14 +32,14 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class ProposalEnded(Event, frozen=True, gc=False):
-    """Outcome of a `Propose`. A committed operation is already applied to the state."""
+    """The outcome of a `Propose` command. If the operation was committed, it has already been applied to the state."""
 
     token: int
     outcome: ProposalOutcome
 
 
 class ProbeWritten(Event, frozen=True, gc=False):
-    """Result of a `WriteProbe`. `error` not empty: the probe could not be written."""
+    """The result of a `WriteProbe` command. If `error` is not empty, the probe could not be written."""
 
     session: int
     path: str
@@ -48,8 +48,11 @@ class ProbeWritten(Event, frozen=True, gc=False):
 
 
 class ManifestWritten(Event, frozen=True, gc=False):
-    """Result of a `WriteManifest`: the manifest is durable, and every pack was read back and compared. `error` not empty: that failed.
-    `damaged_base`, `damaged_path`: the cause is the damaged manifest of this base epoch."""
+    """The result of a `WriteManifest` command.
+
+    If `error` is empty, the manifest is durable, and every pack was read back and compared with its report. If `damaged_base` is not 0, the
+    error was caused by the damaged manifest of that base epoch at `damaged_path`.
+    """
 
     epoch: int
     root: str
@@ -59,14 +62,14 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 
 class EpochPublished(Event, frozen=True, gc=False):
-    """Result of a `PublishEpoch`: the ref is durable.
+    """The result of a `PublishEpoch` command.
 
     Attributes:
-        error: why the ref is not durable; empty: the ref is durable.
-        damaged_path: an existing ref that is damaged.
-        is_final: the store has another owner, so a retry is useless.
-        inputs: agent → last input that it has consumed in the epoch.
-        outputs: agent → last output that it has emitted in the epoch; None: another coordinator wrote the manifest.
+        error: why the ref is not durable; empty if it is durable.
+        damaged_path: path of an existing ref that is damaged.
+        is_final: whether a retry is useless, because the store has another owner.
+        inputs: agent → the last input that the agent has consumed in the epoch.
+        outputs: agent → the last output that the agent has emitted in the epoch; None if another coordinator wrote the manifest.
     """
 
     epoch: int
@@ -78,13 +81,14 @@ class EpochPublished(Event, frozen=True, gc=False):
 
 
 class EpochReleased(Event, frozen=True, gc=False):
-    """Result of a `ReleaseEpoch`: the outputs of an epoch are durable.
+    """The result of a `ReleaseEpoch` command.
 
     Attributes:
-        error: why the outputs may not be durable; empty: the outputs are durable.
-        damaged_epoch, damaged_path: the error is damage of this epoch, which is the released epoch or an earlier one.
-        inputs: agent → last input that it has consumed in the epoch.
-        outputs: agent → last output that it has emitted in the epoch.
+        error: why the outputs may not be durable; empty if they are durable.
+        damaged_epoch, damaged_path: the damaged epoch that caused the error, which is the released epoch or an earlier one, and its damaged
+            file.
+        inputs: agent → the last input that the agent has consumed in the epoch.
+        outputs: agent → the last output that the agent has emitted in the epoch.
     """
 
     epoch: int
@@ -96,8 +100,10 @@ class EpochReleased(Event, frozen=True, gc=False):
 
 
 class LineChecked(Event, frozen=True, gc=False):
-    """Result of a CheckLine. `damaged_path` not empty: the epoch cannot be used;
-    otherwise `error` not empty: the store could not be read at this time."""
+    """The result of a `CheckLine` command.
+
+    If `damaged_path` is not empty, the epoch cannot be used. Otherwise, if `error` is not empty, the store could not be read at this time.
+    """
 
     epoch: int
     error: str = ""
@@ -105,16 +111,16 @@ class LineChecked(Event, frozen=True, gc=False):
 
 
 class LineMaterialised(Event, frozen=True, gc=False):
-    """Result of a `MaterialiseLine`: the recovery line is stored as an epoch with a durable pack and manifest. `error` not empty: that
-    failed.
+    """The result of a `MaterialiseLine` command. If `error` is empty, the recovery line is stored as an epoch with a durable pack and
+    manifest.
 
     Attributes:
-        unborn: agents of the line that are not created yet.
-        finished: agents that have stopped, and whose messages are all received in this epoch.
-        state_bytes, channel_state_bytes, channel_state_messages: sizes, as in `WriteManifest`.
-        error: what failed. With `damaged_path` empty, the store could not be used just now, or the line cannot become an epoch.
-        damaged_path: a checkpoint pack, or a file of the base epoch.
-        damaged_agent: agent whose checkpoint in that file is damaged; empty: the file as a whole.
+        unborn: agents of the line that have not been created yet.
+        finished: agents that have stopped and whose sent messages have all been received in this epoch.
+        state_bytes, channel_state_bytes, channel_state_messages: same as in `WriteManifest`.
+        error: what failed. If `damaged_path` is empty, the store is currently unavailable, or the line cannot become an epoch.
+        damaged_path: a damaged checkpoint pack, or a damaged file of the base epoch.
+        damaged_agent: agent whose checkpoint in that file is damaged; empty if the whole file is damaged.
     """
 
     epoch: int
@@ -133,14 +139,14 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """One checkpoint in the store.
 
     Attributes:
-        number: number among the agent's checkpoints, over all incarnations.
-        basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the
-            agent is not created in the base epoch: number 0, nothing sent, nothing received.
-        epoch: round of a tentative checkpoint; the base epoch's number for checkpoints in the base epoch; otherwise 0.
-        pack: pack that holds the checkpoint.
-        sent: receiver → last number sent before the checkpoint; all channels.
-        received: sender → last number consumed before the checkpoint; all channels.
-        turns: turns since the previous checkpoint.
+        number: the checkpoint's number, counted per agent over all its incarnations.
+        basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the agent has not been
+            created in the base epoch, so that the number is 0 and no message has been sent or received.
+        epoch: the round of a tentative checkpoint; the base epoch's number for a checkpoint in the base epoch; otherwise 0.
+        pack: the pack that contains the checkpoint.
+        sent: receiver → the sequence number of the last message sent before the checkpoint, for all channels.
+        received: sender → the sequence number of the last message consumed before the checkpoint, for all channels.
+        turns: number of turns since the previous checkpoint.
         log_bytes: size of the payloads in the checkpoint's sender log.
     """
 
@@ -156,12 +162,14 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckpointsScanned(Event, frozen=True, gc=False):
-    """Checkpoints in the store. `error` not empty: the store could not be read; `damaged_path`: the base epoch is damaged.
+    """The result of a `ScanCheckpoints` command.
+
+    If `error` is not empty, the store could not be read. If `damaged_path` is not empty, that file of the base epoch is damaged.
 
     Attributes:
         base: one checkpoint of each agent in the base epoch, sorted by agent.
-        found: all checkpoints in checkpoint packs of the plan, sorted by agent, number and round. Damaged packs, and files
-            that vanish during the scan, are left out.
+        found: all checkpoints in the plan's checkpoint packs, sorted by agent, number and round. Damaged packs, and files that vanish
+            during the scan, are skipped.
     """
 
     plan: int
@@ -173,13 +181,13 @@ class CheckpointsScanned(Event, frozen=True, gc=False):
 
 
 class SnapshotRequested(Event, frozen=True, gc=False):
-    """A tool's request for a snapshot; answered by `AnswerSnapshot` with the same number."""
+    """A tool's request for a snapshot. The leader answers with an `AnswerSnapshot` that has the same number."""
 
     request: int
 
 
 class RestoreRequested(Event, frozen=True, gc=False):
-    """A request to restore an epoch; answered by `AnswerRestore`. `token`: chosen by the client, the same in a repeated request."""
+    """A request to restore an epoch, answered by `AnswerRestore`. The client chooses `token` and repeats it when it retries."""
 
     request: int
     token: str
@@ -189,7 +197,7 @@ class RestoreRequested(Event, frozen=True, gc=False):
 
 
 class SnapshotResolved(Event, frozen=True, gc=False):
-    """Result of a ResolveSnapshot: the epoch, or why there is none."""
+    """The result of a `ResolveSnapshot` command: the epoch, or the reason why there is none."""
 
     snapshot: str
     epoch: int
@@ -197,7 +205,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher's report that this run of a host has ended; `died_in`: turns that were running when the host process died."""
+    """A launcher's report that this run of a host has ended. `died_in` lists the turns that were running when the host process died."""
 
     host: str
     instance: str
@@ -206,9 +214,9 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class HostBusyReported(Event, frozen=True, gc=False):
-    """A host's report that its process is alive while its event loop is blocked, for `busy_ns` so far, by `what`.
+    """A host's report that its process is alive but `what` blocks its event loop, so far for `busy_ns`.
 
-    A separate thread sends the report.
+    A separate thread of the host sends the report.
     """
 
     host: str
@@ -218,13 +226,14 @@ class HostBusyReported(Event, frozen=True, gc=False):
 
 
 class ReplicaStatusChecked(Event, frozen=True, gc=False):
-    """The leading replica's check of itself and the others, twice a second.
+    """The leading replica's check of itself and the other replicas, made twice a second.
 
     Attributes:
         replica: id of this replica.
-        missing: replicas to which it has no connection.
+        missing: the replicas to which this replica has no connection.
         count: number of all replicas.
-        certificate_left_ns: time until this replica's certificate expires; 0 or below: expired. None: the certificate need not be renewed.
+        certificate_left_ns: how long this replica's certificate remains valid. A value of 0 or less means that it has expired; None means
+            that it is not due for renewal.
     """
 
     replica: str
@@ -234,16 +243,16 @@ class ReplicaStatusChecked(Event, frozen=True, gc=False):
 
 
 class OutputReadersChanged(Event, frozen=True, gc=False):
-    """The first consumer has begun to follow the outputs, or the last one has left."""
+    """The first consumer has begun to follow the outputs, or the last consumer has left."""
 
     is_watched: bool
 
 
 class LineRequested(Event, frozen=True, gc=False):
-    """A tool's query for the recovery line of an autonomous fleet; answered by `AnswerLine` with the same number.
+    """A tool's query for the recovery line of an autonomous fleet. The leader answers with an `AnswerLine` that has the same number.
 
     Attributes:
-        failures: sets of agents that fail together; the answer has one line for each.
+        failures: sets of agents that are assumed to fail together. The answer contains one line for each set.
     """
 
     request: int
@@ -251,14 +260,14 @@ class LineRequested(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The timer fired: the clock has passed `wakeup_ns`."""
+    """The clock has passed `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class Propose(Command, frozen=True, gc=False):
-    """Propose an operation to the log; answered by `ProposalEnded`. (client, sequence) is its request id."""
+    """Propose an operation to the log; answered by `ProposalEnded`. The pair (client, sequence) is the operation's request id."""
 
     token: int
     client: str
@@ -274,7 +283,7 @@ class SendDirective(Command, frozen=True, gc=False):
 
 
 class CloseStream(Command, frozen=True, gc=False):
-    """End the stream after all messages queued for it were sent."""
+    """End the stream after all messages queued for it have been sent."""
 
     session: int
 
@@ -290,7 +299,7 @@ class RemoveProbe(Command, frozen=True, gc=False):
 
 
 class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
-    """One agent of an epoch; `pack` is an index into the packs."""
+    """One agent of an epoch. `pack` is an index into the epoch's packs."""
 
     agent: str
     kind: str
@@ -301,13 +310,13 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteManifest(Command, frozen=True, gc=False):
-    """Read each pack's index back, compare it with the report, and write the manifest; answered by `ManifestWritten`.
+    """Read back each pack's index, compare it with the report, and write the manifest; answered by `ManifestWritten`.
 
     Attributes:
-        bases: complete epochs whose chunks the packs may reuse → their roots.
-        inputs: agent → last external input that it has consumed.
-        outputs: agent → last output that it has emitted.
-        durable_turns: agent → number of durable turns that have ended.
+        bases: complete epoch whose chunks the packs may reuse → its root.
+        inputs: agent → the last external input that the agent has consumed.
+        outputs: agent → the last output that the agent has emitted.
+        durable_turns: agent → number of its durable turns that have ended.
     """
 
     epoch: int
@@ -327,19 +336,20 @@ class WriteManifest(Command, frozen=True, gc=False):
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
-    """Write the ref of a complete epoch; answered by `EpochPublished`. May be repeated."""
+    """Write the ref of a complete epoch; answered by `EpochPublished`. The command may be repeated."""
 
     epoch: int
     root: str
 
 
 class ReleaseEpoch(Command, frozen=True, gc=False):
-    """Write the outputs that agents have emitted since the previous epoch; answered by `EpochReleased`. May be repeated.
+    """Write the outputs that agents have emitted since the previous epoch; answered by `EpochReleased`. The command may be repeated.
 
     Attributes:
-        ancestors: earlier epochs, newest first, down to one that is not condemned. Empty: the initial states.
-        is_fall_back: the fleet has abandoned complete epochs between the first ancestor and this one. Consumers of their
-            outputs must be notified, so a record is written even if there are no outputs.
+        ancestors: earlier epochs, newest first, down to an epoch that is not condemned. The tuple is empty if only the initial states
+            precede this epoch.
+        is_fall_back: whether the fleet has abandoned complete epochs between the first ancestor and this epoch. Consumers of their outputs
+            must be notified, so a record is written even if there are no outputs.
     """
 
     epoch: int
@@ -355,7 +365,7 @@ class ResolveSnapshot(Command, frozen=True, gc=False):
 
 
 class CheckLine(Command, frozen=True, gc=False):
-    """Read ref, manifest and pack indexes of an epoch, or every byte of it if `is_whole`; answered by `LineChecked`."""
+    """Read the ref, manifest and pack indexes of an epoch, or every byte of the epoch if `is_whole`; answered by `LineChecked`."""
 
     epoch: int
     root: str
@@ -363,18 +373,18 @@ class CheckLine(Command, frozen=True, gc=False):
 
 
 class DeleteEpochs(Command, frozen=True, gc=False):
-    """Delete forgotten epochs from the store, in the background."""
+    """Delete epochs that the log has forgotten from the store, in the background."""
 
     epochs: tuple[int, ...]
 
 
 class SweepStore(Command, frozen=True, gc=False):
-    """Delete unreferenced data in the background: packs of aborted epochs, epochs forgotten before a crash.
+    """Delete unreferenced data in the background, such as packs of aborted epochs, or epochs that were forgotten before a crash.
 
     Attributes:
         kept: complete and condemned epochs.
-        undecided: epochs that are open in the log, or complete and not published yet.
-        begun: newest epoch whose data the sweep may delete, so that a late sweep cannot delete newer data.
+        undecided: epochs that are open in the log, or complete but not yet published.
+        begun: newest epoch whose data the sweep may delete. The limit prevents a late sweep from deleting newer data.
     """
 
     kept: tuple[int, ...]
@@ -383,13 +393,13 @@ class SweepStore(Command, frozen=True, gc=False):
 
 
 class SweepLogs(Command, frozen=True, gc=False):
-    """Delete in the background the batches of host logs that no epoch needs. A late sweep is harmless.
+    """Delete in the background those batches of host logs that no epoch needs. A late sweep is harmless.
 
     Attributes:
-        plan: number of the present plan.
-        epochs: all epochs that a recovery may return to → their roots.
-        left: agents that have left → lowest epoch that no longer contains the agent.
-        settled_epoch: first epoch from which on no turn undone by the plan is repeated.
+        plan: number of the current plan.
+        epochs: epoch to which a recovery may return → its root.
+        left: agent that has left → the lowest epoch that no longer contains the agent.
+        settled_epoch: number of an epoch; from this epoch on, no turn that the plan has undone is run again.
     """
 
     plan: int
@@ -403,10 +413,10 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         number: number of the agent's checkpoint on the line.
-        base_number: number of the agent's checkpoint in the base epoch; -1: none, because the agent is unborn or there is no base.
-        paths: packs of its checkpoints base_number + 1 … number, in order. Without a checkpoint in the base epoch they
-            start at 0 for an agent of the fleet's definition, and at 1 for one created later. Empty: the checkpoint of the
-            base epoch or, without one, an agent that is not created yet (number 0).
+        base_number: number of the agent's checkpoint in the base epoch; -1 if the agent is unborn or there is no base epoch.
+        paths: the packs of its checkpoints base_number + 1 … number, in order. If the base epoch has no checkpoint of the agent, they start
+            at 0 for an agent of the fleet's definition, and at 1 for an agent created later. Empty if the line uses the checkpoint in the
+            base epoch or, without one, if the agent has not been created yet (number 0).
     """
 
     agent: str
@@ -421,11 +431,11 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 class MaterialiseLine(Command, frozen=True, gc=False):
     """Store a recovery line as an epoch: read its checkpoints and their sender logs, then write one pack and a manifest.
 
-    Answered by `LineMaterialised`. May be repeated; a repetition writes another pack and manifest.
+    Answered by `LineMaterialised`. The command may be repeated; each repetition writes another pack and manifest.
 
     Attributes:
-        base_epoch: the newest epoch that can be used; 0: there is none.
-        hosts: as in `WriteManifest`.
+        base_epoch: the newest usable epoch; 0 if there is none.
+        hosts: same as in `WriteManifest`.
         packs: path → reported pack, for all paths in `agents`.
         writer: writer id of the new pack.
     """
@@ -442,7 +452,7 @@ class MaterialiseLine(Command, frozen=True, gc=False):
 
 
 class ScanCheckpoints(Command, frozen=True, gc=False):
-    """List the checkpoints in the base epoch and the packs of a plan; answered by `CheckpointsScanned`."""
+    """List the checkpoints in the base epoch and in the packs of a plan; answered by `CheckpointsScanned`."""
 
     plan: int
     base_epoch: int
@@ -450,13 +460,13 @@ class ScanCheckpoints(Command, frozen=True, gc=False):
 
 
 class DeleteCheckpoints(Command, frozen=True, gc=False):
-    """Delete, in the background, checkpoint packs that no recovery line can need any more."""
+    """Delete, in the background, checkpoint packs that no recovery line can need anymore."""
 
     paths: tuple[str, ...]
 
 
 class SweepCheckpoints(Command, frozen=True, gc=False):
-    """Delete in the background all checkpoint packs of older plans, except `kept`.
+    """Delete, in the background, all checkpoint packs of older plans, except `kept`.
 
     Packs of this plan and of later plans remain, because a host may be writing them.
     """
@@ -466,7 +476,7 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
 
 
 class AnswerTool(Command, frozen=True, gc=False):
-    """Base class of the leader's answers to tool requests. Each request number gets exactly one answer."""
+    """Base class of the leader's answers to requests from tools. Each request number gets exactly one answer."""
 
     request: int
 
@@ -479,20 +489,20 @@ class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of a recovery line for an agent: durable checkpoints lost, and turns undone as far as they are known."""
+    """The cost of a recovery line for an agent: the number of durable checkpoints lost, and the known number of turns undone."""
 
     checkpoints: int
     turns: int
 
 
 class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
-    """Recovery line of a failure.
+    """The recovery line for one failure.
 
     Attributes:
-        failed: the agents that fail.
-        line: agent → number of its checkpoint; None: the agent keeps its live state.
-        costs: agent → cost, for agents that go back to a checkpoint.
-        in_transit: messages to be delivered again; -1: not counted.
+        failed: the agents that are assumed to fail.
+        line: agent → number of its checkpoint on the line; None if the agent keeps its live state.
+        costs: agent → cost, for agents that return to a checkpoint.
+        in_transit: number of messages to deliver again; -1 if they were not counted.
     """
 
     failed: tuple[str, ...]
@@ -502,9 +512,9 @@ class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerLine(AnswerTool, frozen=True, gc=False):
-    """Answer to `LineRequested`: the recovery line of each failure.
+    """The answer to `LineRequested`, with one recovery line for each failure.
 
-    `silent`: hosts that have not reported their live states; `refused`: why there is no answer.
+    `silent` lists hosts that have not reported their live states. `refused` says why there is no answer; it is empty otherwise.
     """
 
     lines: tuple[RecoveryLineResult, ...] = ()
@@ -513,7 +523,8 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerRestore(AnswerTool, frozen=True, gc=False):
-    """Answer to `RestoreRequested`: the plan of the restore. `refused`: why there is no plan; `may_pass`: a retry may succeed."""
+    """The answer to `RestoreRequested`. `plan` is the plan of the restore; `refused` says why there is none; with `may_pass`, a retry may
+    succeed."""
 
     request: int
     plan: int = 0
@@ -522,21 +533,21 @@ class AnswerRestore(AnswerTool, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Write `text` to the process's log. `level`: "info", "warning" or "error"."""
+    """Write `text` to the process's log. `level` is "info", "warning" or "error"."""
 
     level: str
     text: str
 
 
 class EndRun(Command, frozen=True, gc=False):
-    """End the coordinator's run: the fleet has ended and the hosts have been notified."""
+    """End the coordinator's run, after the fleet has ended and the hosts were notified."""
 
     exit_code: int
     reason: str
 
 
 class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator's request to forget a host; answered by `AnswerForgetHost` with the same number."""
+    """An operator's request to forget a host. The leader answers with an `AnswerForgetHost` that has the same number."""
 
     request: int
     host: str
@@ -549,12 +560,12 @@ class EndHostRequested(Event, frozen=True, gc=False):
 
 
 class MovesRequested(Event, frozen=True, gc=False):
-    """An operator's request to move agents; answered by `AnswerMoves` with the same number when the hosts are marked.
+    """An operator's request to move agents. Once the hosts are marked, the leader answers with an `AnswerMoves` that has the same number.
 
     Attributes:
         drained: hosts that agents must leave.
-        resumed: hosts that may take agents again.
-        is_even: spread the agents evenly over all hosts.
+        resumed: hosts that may receive agents again.
+        is_even: whether to spread the agents evenly over all hosts.
     """
 
     request: int
@@ -564,15 +575,16 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
-    """Answer to `ForgetHostRequested`: the host's record is removed, or the host is back. `refused`: why the record is kept."""
+    """The answer to `ForgetHostRequested`. If `refused` is empty, the host's record is removed, or the host has returned; otherwise
+    `refused` says why the record is kept."""
 
     refused: str = ""
 
 
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
-    """Answer to `MovesRequested`: the drain marks are in the log.
+    """The answer to `MovesRequested`. If `refused` is empty, the drain marks are in the log.
 
-    `refused`: why not; `plan`: the current plan; `is_moving`: the next plan moves agents.
+    `plan` is the current plan; `is_moving` says whether agents are about to move.
     """
 
     refused: str = ""
@@ -581,4 +593,4 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
 
 
 class CoordinatorStopRequested(Event, frozen=True, gc=False):
-    """Request to stop this coordinator after a last epoch (`fleet_end.py`)."""
+    """A request to stop this coordinator after a last epoch (`fleet_end.py`)."""

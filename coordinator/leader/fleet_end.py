@@ -1,30 +1,31 @@
-"""End of the fleet, by its stop condition or by a failure, and planned ends of hosts and of this coordinator.
+"""The end of the fleet, by its stop condition or after a failure, and planned ends of single hosts and of this coordinator.
 
-*Holds.* Before the fleet or a host ends, or agents move, a hold stops hosts from taking client inputs or from beginning effects. Several
+*Holds.* Before the fleet or a host ends, or agents move, a hold stops hosts from accepting client inputs or from starting effects. Several
 parts request holds, each for its own reason. The union of the requested holds is sent whenever it changes, and to every new stream. A new
-plan ends all holds at the hosts, so those still requested are sent again. A host answers as soon as it is not calling an effect. An effect
-with its retries may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts.
+plan ends all holds on the hosts, so holds that are still requested are sent again. A host answers as soon as it is not calling an effect.
+An effect with retries may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts that still call effects.
 
-*Planned ends.* A host that must stop, or this coordinator, waits for a snapshot of all work done so far. First, effects are held, so that
-no effect is in doubt afterwards. Then an epoch of all agents begins, also where they checkpoint on their own. When the epoch is complete,
-the waiting hosts receive MayLeave. Later work is lost with its host, but none of its answers was sent as final, and it called no effect. In
-a fleet that does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its own
-wait.
+*Planned ends.* Before a host or this coordinator stops, it waits for a snapshot of all work done so far. First, effects are held, so that
+no effect is in doubt afterwards. Once effects are held, an epoch of all agents begins, even if agents checkpoint on their own. When the
+epoch is complete, the waiting hosts receive MayLeave. If a host does more work after that epoch, the work is lost with the host; but none
+of its answers was sent as final, and it called no effect. In a fleet that is not running, hosts may leave at once, because there is no work
+to lose. A failed epoch is retried; the waiting process limits its own wait.
 
-*Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one at a time. `stop_when` is user code and may hang. If a host
-has not answered for ANSWER_NS, the leader asks the next host about the epoch that is newest by then. A late answer still counts, since a
-slow predicate must be able to end the fleet too; until it comes, that host is not asked again. If no host is left to ask, the fleet
-continues, and `status` names the hosts that owe an answer. If too many processes died while evaluating `stop_when`, the fleet fails.
+*Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one host at a time. `stop_when` is user code and may hang. If a
+host has not answered for ANSWER_NS, the leader asks the next host about the newest complete epoch at that time. A late answer still counts,
+because a slow predicate must also be able to end the fleet. A host is not asked again until its late answer has arrived. If no host is left
+to ask, the fleet continues, and `status` names the hosts whose answers are overdue. If too many processes died while evaluating
+`stop_when`, the fleet fails.
 
-*The last epoch.* The evaluated epoch may be old when the answer comes: later answers were sent as final, outputs released, effects called.
-A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external effect get TURNS_NS to
-end, because an agent's state holds the effect only then. If the newest epoch is another one, or has open effects, the end is *decided*:
-hosts take no more inputs, and new epochs begin. Of these only the open effects are checked, until an epoch has none. No epoch completes
-between the answer and the end: none begins during the check, and the log refuses an end in an epoch older than the newest. A plan starts
-from an older state, so it cancels the decision.
+*The last epoch.* When the answer arrives, the fleet may have passed the evaluated epoch: later answers were sent as final, outputs were
+released, and effects were called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an
+external effect get TURNS_NS to end, because the agent's state contains the effect's result only after the turn. If the evaluated epoch is
+no longer the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are
+checked only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and
+the log refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
 
-*Shutdown.* The end is proposed until it is in the log, hosts receive Finish, and the run ends once they have left. A fleet that stops in an
-epoch ends when the outputs of that epoch are released.
+*Shutdown.* The end is proposed until it is in the log. Once the end is in the log, hosts receive Finish, and the run ends when they have
+left. A fleet that stops in an epoch ends only after the outputs of that epoch have been released.
 """
 
 import msgspec
@@ -48,16 +49,16 @@ from snapline.messages.host_messages import (
 from snapline.messages.status import Concern
 
 QUIESCE_NS = 30 * SECOND_NS
-"""Longest wait for running effects: the longest duration of a call without `timeout_s`. Effects that run longer are in doubt after
-the plan."""
+"""Longest time to wait for running effects, equal to the longest duration of a call without `timeout_s`. Effects that run longer are in
+doubt after the plan."""
 
 
 LEAVE_HOLD, END_HOLD = "leave", "end"
-"""Reasons for holds in this module."""
+"""The reasons for holds that this module requests."""
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A hold on inputs, effects or both, under a plan."""
+    """A hold under one plan, on inputs, effects or both."""
 
     plan: int
     inputs: bool = False
@@ -65,13 +66,14 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Quiescence:
-    """Requested holds, and the hosts that have answered them. Volatile: a new leader's streams end all holds."""
+    """The requested holds, and the hosts that have answered them. This state need not be durable, because the streams of a new leader end
+    all holds."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._requested_holds: dict[str, tuple[bool, bool]] = {}
-        """Reason → whether inputs, and effects, are to be held."""
+        """Reason → (whether to hold inputs, whether to hold effects)."""
         self._held = Hold(0)
         self._number = 0
         self._since_ns = 0
@@ -79,18 +81,18 @@ class Quiescence:
         """Sessions of hosts that have answered the current hold."""
 
     def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
-        """Hold inputs, effects or both until `drop`."""
+        """Hold inputs, effects or both until `drop` is called with the same reason."""
         self._requested_holds[reason] = inputs, effects
         self._send_holds()
 
     def drop(self, reason: str) -> None:
-        """Drop the holds for `reason`."""
+        """Drop the holds that were requested for `reason`."""
         if self._requested_holds.pop(reason, None) is not None:
             self._send_holds()
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether all hosts have reported that they call no effect, or QUIESCE_NS is over."""
+        """Return whether effects are held and either all hosts have reported that they call no effect or QUIESCE_NS has passed."""
         if not self._held.effects or self._held.plan != self._shared.state.plan_number:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
@@ -101,20 +103,20 @@ class Quiescence:
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
     def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
-        """Record that a host no longer calls effects."""
+        """Record a host's report that it no longer calls effects."""
         if message.number == self._number:
             self._quiet[session.id] = None
 
     def shift(self, late_ns: int) -> None:
-        """Extend the wait by `late_ns`, the time for which this process did not run."""
+        """Extend the wait by `late_ns`, the time during which this process did not run."""
         self._since_ns = min(self._since_ns + late_ns, self._shared.now)
 
     def evaluate(self) -> None:
-        """Send the holds again under a new plan, which has ended them."""
+        """Send the current holds again if a new plan has ended them."""
         self._send_holds()
 
     def directives_for(self) -> list[Quiesce]:
-        """Return the holds for a host that has just come back."""
+        """Return the holds for a host that has just reconnected."""
         return [self._directive()] if self._held.inputs or self._held.effects else []
 
     def _send_holds(self) -> None:
@@ -138,7 +140,7 @@ class Quiescence:
         return Quiesce(self._number, self._held.inputs, self._held.effects)
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts whose effects are still running."""
+        """Return a concern that names the hosts whose effects are still running, once they have run for one second."""
         lasts_ns = self._shared.now - self._since_ns
         busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
         if not busy:
@@ -151,14 +153,15 @@ class Quiescence:
 
 
 class _LastEpoch(msgspec.Struct, frozen=True):
-    """Lower bound for the last epoch: an epoch begun after `begun` under this plan holds all work done until effects were held."""
+    """The least recent acceptable last epoch. An epoch begun after `begun` under this plan contains all work done until effects were
+    held."""
 
     plan: int
     begun: int
 
 
 class Departures:
-    """Processes that wait to leave. Volatile: hosts repeat the request on every new stream."""
+    """Processes that wait to leave. This state need not be durable, because hosts repeat their requests on every new stream."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -170,17 +173,17 @@ class Departures:
         self._waiting: dict[int, None] = {}
         """Sessions of hosts that wait for MayLeave."""
         self._may_leave_sent: dict[int, None] = {}
-        """Sessions that were sent MayLeave; effects are held until they are closed."""
+        """Sessions to which MayLeave was sent. Effects are held until these sessions are closed."""
         self._is_ending = False
-        """True if this coordinator is to stop."""
+        """True if this coordinator must stop."""
         self._last: _LastEpoch | None = None
         self._present = 0
-        """An epoch that holds the fleet's current state, so that no new epoch is needed; 0: none."""
+        """The epoch that already contains the fleet's current state, so that no new epoch is needed; 0 if there is none."""
         self.is_saved = False
-        """True if the last epoch that this coordinator waited for is complete, or no epoch is needed."""
+        """True if the last epoch that this coordinator waited for is complete, or if no epoch was needed."""
 
     def on_wanted(self, session: HostSession, message: WantLeave) -> None:
-        """Handle the request of a host that must stop."""
+        """Handle the request to leave from a host that must stop."""
         self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
@@ -189,7 +192,7 @@ class Departures:
         self._is_ending = True
 
     def on_present(self, epoch: int) -> None:
-        """Record the checkpoint mode's report that this epoch holds the fleet's whole current state."""
+        """Record the checkpoint mode's report that this epoch contains the fleet's whole current state."""
         self._present = epoch
 
     @property
@@ -201,7 +204,7 @@ class Departures:
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
-        """Advance the wait: hold effects, request an epoch, send MayLeave."""
+        """Advance the departures by one step: hold effects, request an epoch, or send MayLeave."""
         state = self._shared.state
         for sessions in (self._waiting, self._may_leave_sent):
             for number in [number for number in sessions if self._host_sessions.session(number) is None]:
@@ -232,18 +235,18 @@ class Departures:
 
 
 ANSWER_NS = 5 * SECOND_NS
-"""Time for an answer before another host is asked: most predicates take milliseconds."""
+"""Time, in nanoseconds, that a host has to answer before another host is asked. Most predicates take milliseconds."""
 
 TURNS_NS = 5 * SECOND_NS
-"""Time, in nanoseconds, for turns to end. A turn resumes within milliseconds of its effect's end; a turn that waits for a message may never
-end, as inputs are held."""
+"""Time, in nanoseconds, for turns to end. A turn resumes within milliseconds after its effect ends; a turn that waits for a message may
+never end, because inputs are held."""
 
 AGAIN_NS = SECOND_NS
-"""Time between two early epochs that check whether effects have ended: effects may take long."""
+"""Time, in nanoseconds, between two extra epochs that check whether effects have ended. Effects may take long."""
 
 
 class StopQuery(msgspec.Struct):
-    """A question to one host whether `stop_when` holds."""
+    """A query to one host about whether `stop_when` holds."""
 
     host: str
     epoch: int
@@ -251,7 +254,7 @@ class StopQuery(msgspec.Struct):
 
 
 class StopDecision(msgspec.Struct, frozen=True):
-    """Decision that the fleet ends, based on an answer about `epoch`."""
+    """The decision that the fleet ends, based on an answer about `epoch`."""
 
     plan: int
     epoch: int
@@ -261,7 +264,8 @@ class StopDecision(msgspec.Struct, frozen=True):
 
 
 class StopQuestion:
-    """Open questions whether `stop_when` holds, and the decision. Volatile: a new leader asks again."""
+    """Open queries about whether `stop_when` holds, and the decision to end the fleet. This state need not be durable, because a new leader
+    asks again."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -272,24 +276,25 @@ class StopQuestion:
         self._quiescence = quiescence
         self._decided: StopDecision | None = None
         self._open_effects: tuple[str, ...] = ()
-        """Effects open in the newest epoch that was checked since the decision."""
+        """Open effects of the newest epoch that was checked since the decision."""
         self._turns_ns = 0
-        """Time of the last answer other than one that holds and names open effects; TURNS_NS counts from this time."""
+        """Time of the decision, or of a later answer in which `stop_when` does not hold or no effect is open. TURNS_NS counts from this
+        time."""
         self._again_ns = 0
-        """Earliest time of the next early epoch for the end."""
+        """Earliest time of the next extra epoch that checks whether effects have ended."""
         self._asked: dict[int, StopQuery] = {}
-        """Questions by session."""
+        """Session → its unanswered query."""
         self._evaluated = 0
-        """Newest epoch with an answer."""
+        """Newest epoch for which a host has answered."""
 
     def shift(self, late_ns: int) -> None:
-        """Extend the deadlines of all questions by `late_ns`, the time for which this process did not run."""
+        """Extend the deadlines of all queries by `late_ns`, the time during which this process did not run."""
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._shared.now)
 
     @property
     def epochs_read(self) -> tuple[int, ...]:
-        """Return the epochs that hosts are reading, which must not be forgotten."""
+        """Return the epochs that hosts are evaluating, which must not be deleted."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
     def on_stop_evaluated(self, session: HostSession, message: StopEvaluated) -> None:
@@ -318,7 +323,7 @@ class StopQuestion:
             self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
-        """Decide the end of the fleet after the first answer that holds, failed, or names open effects."""
+        """Decide the end of the fleet after the first answer in which `stop_when` holds or failed, or which names open effects."""
         shared, epoch = self._shared, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
@@ -330,7 +335,8 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether the fleet must end but its newest epoch was checked and cannot be the last epoch."""
+        """Return whether the end is decided, and another epoch is needed because the newest epoch was checked and cannot be the last
+        epoch."""
         state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._shared.now >= self._again_ns
@@ -338,9 +344,9 @@ class StopQuestion:
 
     @property
     def is_checking_candidate(self) -> bool:
-        """Return whether a candidate for the last epoch is being checked or will be soon. Meanwhile no other epoch begins.
+        """Return whether a candidate for the last epoch is being checked or will be checked soon. No other epoch begins during the check.
 
-        An epoch that began now would be newer than the checked epoch, so with frequent snapshots the check would never succeed.
+        An epoch that began now would replace the checked epoch as the newest, so with frequent snapshots the check would never succeed.
         """
         if self._decided is None:
             return False
@@ -350,7 +356,7 @@ class StopQuestion:
         return is_answer_due or (is_unchecked and self._free_session() is not None)
 
     def evaluate(self) -> None:
-        """Ask a host, unless another one still has time to answer."""
+        """Ask a host whether `stop_when` holds in the newest epoch, unless another host still has time to answer."""
         image = self._shared.state.image
         if image.never_stops:
             return
@@ -367,7 +373,7 @@ class StopQuestion:
                 self._shared.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
 
     def _follow_decision(self) -> None:
-        """Hold inputs while the last epoch is made."""
+        """Hold inputs after the end is decided, and cancel the decision under a new plan."""
         decided, shared = self._decided, self._shared
         if decided is not None and decided.plan != shared.state.plan_number:
             self._decided, self._evaluated, self._open_effects = None, 0, ()
@@ -377,7 +383,7 @@ class StopQuestion:
             self._quiescence.want(END_HOLD, inputs=True)
 
     def _ask(self, epoch: int) -> None:
-        """Ask the first living host that does not owe an answer."""
+        """Ask the first attached host whose previous answer is not outstanding."""
         session = self._free_session()
         if session is not None:
             self._asked[session.id] = StopQuery(session.host, epoch, self._shared.now)
@@ -385,7 +391,7 @@ class StopQuestion:
             self._shared.send((session.id,), EvaluateStop(epoch, root, is_decided))
 
     def _free_session(self) -> HostSession | None:
-        """Return the session of the first living host that owes no answer."""
+        """Return the session of the first attached host whose answer is not outstanding, or None if there is no such host."""
         sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
         return next((session for session in sessions if session is not None and session.id not in self._asked), None)
 
@@ -393,7 +399,7 @@ class StopQuestion:
         return self._shared.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that owe an answer, and the open effects that the end waits for."""
+        """Return the hosts whose answers are overdue, and the open effects that delay the end."""
         concerns = []
         for asked in self._asked.values():
             if self._is_overdue(asked):
@@ -411,11 +417,11 @@ class StopQuestion:
 
 
 SHUTDOWN_NS = 5 * SECOND_NS
-"""Time for hosts to receive Finish, and to leave."""
+"""Time, in nanoseconds, for hosts to receive Finish and leave."""
 
 
 class Shutdown:
-    """Shutdown of the fleet and of this run."""
+    """Shuts down the fleet and ends this leader's run."""
 
     def __init__(
         self,
@@ -431,7 +437,7 @@ class Shutdown:
         self._releases = releases
         self._snapshots = snapshots
         self._finish_sent_ns: int | None = None
-        """Time when Finish was sent; None: the fleet has not ended."""
+        """Time when Finish was sent; None while the fleet has not ended."""
         self._is_over = False
 
     def on_end_ended(self, result: OperationResult) -> None:
@@ -440,11 +446,11 @@ class Shutdown:
             self._shared.ending = None
 
     def directives_for(self) -> list[Finish]:
-        """Return Finish, once sent, for a host that has just come back."""
+        """Return Finish, if it was already sent to other hosts, for a host that has just reconnected."""
         return [] if self._finish_sent_ns is None else [self._finish()]
 
     def evaluate(self) -> None:
-        """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
+        """Propose the end that a part has requested. Once the end is in the log, send Finish and end the run."""
         shared, image = self._shared, self._shared.state.image
         if not image.outcome:
             if shared.ending is not None and not self._is_awaited(*shared.ending):
@@ -462,7 +468,8 @@ class Shutdown:
             shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """Return whether the end must wait, because a fleet that stops first releases all outputs of its last epoch."""
+        """Return whether the end must wait until all outputs of the fleet's last epoch are released, which applies only if the fleet
+        stops."""
         return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
 
     def _finish(self) -> Finish:

@@ -1,23 +1,23 @@
-"""Concerns (problems shown to operators) of a fleet: collects them, and raises those about processes, missing hosts and recovery
-objectives.
+"""Concerns of a fleet, which are problems shown to operators. This module collects all concerns, and raises those about processes, missing
+hosts and recovery objectives.
 
-Each part reports what it waits for; `Concerns` adds the start time and the remedy. No decision depends on a concern. Processes
-raise concerns about coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are
-missing if no host is attached, or if the fleet waits for its first hosts.
+Each part reports what it waits for; `Concerns` adds the start time and the remedy. No decision depends on a concern. Concerns about
+processes are coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are missing if no
+host is attached, or if too few hosts are attached for the fleet to start.
 
-*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take
-(RTO). One log line is written when an objective is missed, and one when it is met again.
+*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), and how long a recovery may take (RTO).
+One log line is written when an objective is missed, and one when it is met again.
 
-*Time.* Objectives use the wall-clock times of the replicated state, but this core has only a monotonic clock. Each applied
-operation carries the time of its proposal, so the offset between the clocks is known to one log round trip. A new leader with an
-idle log is behind until the first operation is applied.
+*Time.* Objectives use the wall-clock times in the replicated state, but this core has only a monotonic clock. Each applied operation
+carries the time of its proposal, so the offset between the clocks is known with an error of at most one log round trip. A new leader with
+an idle log underestimates the time until the first operation is applied.
 
-*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds the objective. The work at risk rises between two epochs
-and falls with each epoch. RPO is met again only when an epoch completes in time; otherwise a fleet whose interval is slightly
-too long would log a warning at each epoch. The work at risk does not grow while the fleet does not run.
+*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds the objective. The work at risk rises between two epochs and falls
+with each epoch. RPO is met again only when an epoch completes in time. Otherwise, a fleet whose epoch interval is slightly too long would
+log a warning at each epoch. The work at risk does not grow while the fleet is not running.
 
-*RTO* is missed when a failure keeps the fleet from running for longer than allowed. RTO is met again when a later recovery is
-fast enough. Plans for restores or moves are not measured.
+*RTO* is missed when a failure keeps the fleet from running for longer than allowed. RTO is met again when a later recovery is fast enough.
+Plans for restores or moves are not measured.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,18 +33,19 @@ from snapline.coordinator.state.operations import clip
 from snapline.messages.status import KINDS, Concern, remedy_of
 
 LOOK_NS = SECOND_NS // 2
-"""Time between two checks of all parts: the heartbeat interval. Checking on each of thousands of events would be too much work."""
+"""Time, in nanoseconds, between two checks of all parts, equal to the heartbeat interval. A check after each of thousands of events would
+be too much work."""
 
 
 ABORTED_MIN = 3
-"""Number of consecutive aborted epochs that raises a concern; a recovery or a long turn aborts only one or two."""
+"""Number of consecutive aborted epochs that raises a concern. A recovery or a long turn aborts only one or two epochs."""
 
 Source = Callable[[], Sequence[Concern]]
-"""Function that returns a part's current concerns; `since_ns` is 0 if the part does not record the start time."""
+"""A function that returns a part's current concerns. `since_ns` is how long a concern has lasted, or 0 if the part does not record that."""
 
 
 class Concerns:
-    """The fleet's concerns. Volatile: a new leader collects them again."""
+    """The fleet's concerns. This state need not be durable, because a new leader collects them again."""
 
     def __init__(self, shared: LeaderState, sources: Sequence[Source]) -> None:
         self._shared = shared
@@ -59,7 +60,7 @@ class Concerns:
             self.current()
 
     def current(self) -> tuple[Concern, ...]:
-        """Return the current concerns; a fleet that has ended has none."""
+        """Return the current concerns. A fleet that has ended has none."""
         now, known = self._shared.now, self._since_ns
         reported = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
         concerns = []
@@ -72,8 +73,8 @@ class Concerns:
 
 
 def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
-    """Return concerns for agents that wait inside a durable turn, as reported in heartbeats: by name as far as reported, otherwise as a
-    count per host."""
+    """Return concerns for agents that are blocked inside a durable turn, as reported in heartbeats. There is one concern for each named
+    agent, and one per host for the number of further agents."""
     concerns: list[Concern] = []
     for host in host_sessions.attached():
         session = host_sessions.attached_session(host)
@@ -82,7 +83,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
         heard_ns, beat = max(0, shared.now - session.beaten_ns), session.heartbeat
         named = [
             standing for standing in beat.standing if standing.kind in KINDS
-        ]  # skip kinds that only another release knows
+        ]  # skip kinds that this release does not know
         for standing in named:
             text = f"agent {standing.agent} on host {host} stands in the middle of a turn: {standing.reason}"
             concerns.append(Concern(standing.kind, (host,), standing.elapsed_ns + heard_ns, text, (standing.agent,)))
@@ -95,7 +96,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
 
 
 def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Concern]:
-    """Return a concern if consecutive epochs were aborted although the store is healthy. The fleet then works without saving its work."""
+    """Return a concern if ABORTED_MIN consecutive epochs were aborted although the store is healthy, since no work is being saved."""
     state = shared.state
     if state.phase != RUNNING or store.is_degraded:
         return []
@@ -111,28 +112,28 @@ def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Conce
 
 
 SHOWN_NS = 3 * SECOND_NS
-"""Time until missing replicas or hosts are shown, in nanoseconds; processes that start or restart are connected by then."""
+"""Time, in nanoseconds, before missing replicas or hosts are shown. Processes that start or restart normally connect within that time."""
 
 DAY_NS = 86_400 * SECOND_NS
 
 
 class ProcessWatch:
-    """Latest reports of processes about themselves. Volatile: processes repeat their reports."""
+    """The latest reports of processes about themselves. This state need not be durable, because processes repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._status = ReplicaStatusChecked("", ())
         self._since_ns: dict[str, int] = {}
-        """Replica without a connection → time since which it has none."""
+        """Replica without a connection → time since which the replica has had none."""
 
     def on_replica_status_checked(self, event: ReplicaStatusChecked) -> None:
-        """Handle this replica's check of itself and the other replicas."""
+        """Handle this replica's report about itself and the other replicas."""
         self._status = event
         self._since_ns = {replica: self._since_ns.get(replica, self._shared.now) for replica in event.missing}
 
     def concerns(self) -> list[Concern]:
-        """Return the concerns of the replicas and of each host."""
+        """Return the concerns about the replicas and about each attached host."""
         concerns = self._of_replicas()
         own_ns = self._status.certificate_left_ns
         if own_ns is not None:
@@ -178,7 +179,7 @@ NAMED_MAX = 10
 
 
 class MissingHosts:
-    """Monitor of missing hosts. Volatile: a new leader gives the hosts time to reconnect."""
+    """Monitor of missing hosts. This state need not be durable, because a new leader gives the hosts time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -186,12 +187,12 @@ class MissingHosts:
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
-        """Record since when hosts are missing."""
+        """Record the time since which hosts have been missing, or that none are missing."""
         are_missing = bool(self._text())
         self._since_ns = (self._since_ns or self._shared.now) if are_missing else None
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if no host is attached, or too few hosts for the fleet to begin."""
+        """Return a concern if no host is attached, or if too few hosts are attached for the fleet to start."""
         lasts_ns = 0 if self._since_ns is None else self._shared.now - self._since_ns
         text = self._text() if lasts_ns >= SHOWN_NS else ""
         return [Concern("hosts", (), lasts_ns, text)] if text else []
@@ -218,11 +219,11 @@ class MissingHosts:
 
 
 RPO, RTO = "rpo", "rto"
-"""Kinds of concerns."""
+"""Kinds of concerns about missed recovery objectives."""
 
 
 def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
-    """Return the objectives that the concerns name."""
+    """Return the recovery objectives about which there is a concern."""
     kinds = [concern.kind for concern in concerns]
     return tuple([kind for kind in (RPO, RTO) if kind in kinds])
 
@@ -233,20 +234,21 @@ class Objectives:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._offset_ns: int | None = None
-        """Largest offset seen from the monotonic clock to the state's clock: an operation is applied some time after its proposal."""
+        """Largest offset observed from the monotonic clock to the state's clock. Smaller values are inexact, because an operation is
+        applied some time after its proposal."""
         self._line: tuple[int, int] | None = None
-        """(plan, newest complete epoch) since which work is at risk; None: the fleet has not run under this leader."""
+        """(plan, newest complete epoch) since which work is at risk; None if the fleet has not run under this leader."""
         self._line_ns = 0
-        """Time since which work is at risk, by the state's clock."""
+        """Time, by the state's clock, since which work is at risk."""
         self._peak_ns = 0
-        """Work at risk when RPO was last missed."""
+        """Amount of work at risk when RPO was last missed, in nanoseconds."""
         self._since: dict[str, int] = {}
-        """Missed objective → time since which it is missed."""
+        """Missed objective → time since which it has been missed."""
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Check both objectives, and log changes."""
+        """Check both objectives, and log each change between missed and met."""
         image = self._shared.state.image
         if not (image.rpo_ns or image.rto_ns) or not image.plans or image.outcome:
             return
@@ -302,7 +304,8 @@ class Objectives:
         return plan.done_ns - self._shared.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
-        """Return how long a failure has kept the fleet from running; None: the fleet runs, or no failure is the cause."""
+        """Return how long a failure has kept the fleet from running. Return None if the fleet runs, or if it does not run for a reason
+        other than a failure."""
         state, plan = self._shared.state, self._shared.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:
@@ -324,7 +327,7 @@ class Objectives:
             self._shared.note("info", text)
 
     def concerns(self) -> list[Concern]:
-        """Return the missed objectives."""
+        """Return one concern for each missed objective."""
         texts = {RPO: self._describe_rpo(self._peak_ns), RTO: self._describe_rto()}
         return [
             Concern(kind, (), self._shared.now - self._since[kind], texts[kind])

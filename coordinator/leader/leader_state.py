@@ -1,8 +1,8 @@
 """State shared by the parts of the leader: the replicated state, the commands issued so far, and the pending proposals.
 
-Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-
-triggered: after every event they compare the state with what they know and propose what is missing. So a rejected
-proposal, or one refused because the state has changed, needs no handling: the next evaluation decides again.
+Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-triggered: after
+every event they compare the state with what they know and propose the missing operations. If a proposal is rejected, or refused because the
+state has changed, no special handling is needed: the next evaluation decides again.
 """
 
 from collections.abc import Callable
@@ -19,26 +19,27 @@ from snapline.storage.log.log_record import LogName
 SECOND_NS = 1_000_000_000
 
 RETRY_NS = 100_000_000
-"""Delay, in nanoseconds, before a key is used again after its proposal was rejected or refused, so that a bug cannot cause a busy loop."""
+"""Minimum delay, in nanoseconds, between a failed proposal and the next one with the same key, so that a bug cannot cause a busy loop."""
 
 PROPOSALS_MAX = 4096
-"""Largest number of pending proposals, including requests of hosts. Beyond it a requesting host's stream is closed, and the host
-retries."""
+"""Largest number of pending proposals, including those requested by hosts. While the limit is reached, the stream of a requesting host is
+closed, and the host retries."""
 
 
 class LeaderOptions(msgspec.Struct, frozen=True):
     """Options of a leader.
 
     Attributes:
-        client: random name of this leader's run in request ids.
-        cluster: random id for the fleet's run, used until the state holds one.
-        hosts_expected: the fleet starts when this many hosts are attached.
-        rejoin_grace_ns: time that agents wait for their lost host before they move.
+        client: random name of this leader's run, used in request ids.
+        cluster: random id of the fleet's run, used until the replicated state contains an id.
+        hosts_expected: number of attached hosts at which the fleet starts.
+        rejoin_grace_ns: how long agents wait for their lost host before they move to other hosts.
         keep_epochs: number of complete epochs to keep, at least 2.
         heartbeat_ns: heartbeat interval requested from hosts.
-        exit_when_finished: end the run when the fleet has ended.
-        may_begin_anew: if all snapshots are damaged, the fleet may begin again from its initial states.
-        certify: signs a host's public key for a log (`Store.certify_log`); deterministic. None: batches are not signed.
+        exit_when_finished: whether the run ends when the fleet has ended.
+        may_begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
+        certify: deterministic function that signs a host's public key for a log (`Store.certify_log`). None means that batches are not
+            signed.
     """
 
     client: str
@@ -68,8 +69,9 @@ class LeaderState:
         state: the replicated state; read only.
         now: time of the event being handled.
         out: commands issued so far for this event.
-        ending: (epoch, outcome, reason) once a part decides that the fleet must end; proposed until the fleet has ended.
-        damaged: damaged epoch → (path, reason); condemning it is proposed until the state agrees.
+        ending: (epoch, outcome, reason) once a part decides that the fleet must end. The end is proposed until the fleet has ended.
+        damaged: damaged epoch → (path, reason). The leader proposes to condemn the epoch until the epoch is condemned in the replicated
+            state.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:
@@ -86,7 +88,7 @@ class LeaderState:
         self._again: list[tuple[int, int]] = []
 
     def propose(self, key: str, kind: Kind, *, client: str = "", sequence: int = 0) -> bool:
-        """Propose `kind` unless a proposal with this key is pending or has just failed; return whether it was proposed."""
+        """Propose `kind` unless a proposal with this key is pending or has just failed. Return whether the operation was proposed."""
         if key in self._keys or len(self._pending) >= PROPOSALS_MAX:
             return False
         if key in self._blocked:
@@ -106,14 +108,14 @@ class LeaderState:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the limit of pending proposals is reached."""
+        """Return whether the limit on pending proposals is reached."""
         return len(self._pending) >= PROPOSALS_MAX
 
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
-        """Handle the outcome of a proposal; return the proposal with its result, which is None if it was rejected.
+        """Handle the outcome of a proposal. Return the proposal with its result; the result is None if the proposal was rejected.
 
-        After an unknown outcome, or a rejected request of a host, the operation is proposed again under its request id, and None
-        is returned.
+        If the outcome is unknown, or if a host's request was rejected, return None. The operation is then proposed again under the same
+        request id.
         """
         proposal = self._pending.get(token)
         if proposal is None:
@@ -125,12 +127,12 @@ class LeaderState:
         del self._pending[token], self._keys[proposal.key]
         if isinstance(outcome, Committed) and not outcome.result.is_refused:
             return proposal, outcome.result
-        if not is_request:  # hosts repeat a request only after a lost stream, so requests need no delay
+        if not is_request:  # hosts repeat a request only after their stream was lost, so requests need no delay
             self._blocked[proposal.key] = self.now + RETRY_NS
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 
     def propose_again(self) -> None:
-        """Propose again after an unknown outcome, once RETRY_NS has passed."""
+        """Repeat the proposals that `end_proposal` has queued, once RETRY_NS has passed."""
         due = [token for at, token in self._again if at <= self.now]
         self._again = [(at, token) for at, token in self._again if at > self.now]
         for token in due:
@@ -149,12 +151,12 @@ class LeaderState:
         self.out.append(Note(level, text))
 
     def condemn(self, epoch: int, path: str, reason: str) -> None:
-        """Condemn an epoch whose bytes are damaged: no plan may use it."""
+        """Record that an epoch's data is damaged, so that no plan uses the epoch."""
         if epoch not in self.damaged:
             self.note("warning", f"epoch {epoch} is damaged and will not be used: {path}: {reason}")
             self.damaged[epoch] = (path, reason)
 
     def end(self, epoch: int, outcome: str, reason: str) -> None:
-        """Request the end of the fleet. The first request determines the reason."""
+        """Request the end of the fleet. If several parts request it, the first request determines the reason."""
         if self.ending is None:
             self.ending = (epoch, outcome, reason)

@@ -88,12 +88,13 @@ from snapline.messages.host_messages import (
 from snapline.messages.status import Concern
 
 REFUSE_NS = 60 * SECOND_NS
-"""Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's
-request must not be executed long after it was made."""
+"""Time limit, in nanoseconds, for the plan to be made. Waiting for lost hosts takes seconds; waiting for an unreadable store takes longer.
+An operator's request must not be executed long after it was made."""
 
 
 class RestoreDemand(msgspec.Struct, frozen=True):
-    """The active restore. `agent`, `place`: caller and code location of `ctx.rollback`."""
+    """The active restore. `agent` and `place` are the caller and the code location of `ctx.rollback`; both are empty for an operator's
+    restore."""
 
     token: str
     epoch: int
@@ -105,7 +106,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and the requests that wait for it. Volatile, except for the plan.
+    """The active restore and the requests that wait for it. This state is volatile, except for the committed plan.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -115,12 +116,12 @@ class Restores:
         self._shared = shared
         self.wanted: RestoreDemand | None = None
         self._requests: list[int] = []
-        """Requests that wait for the active restore."""
+        """Requests that wait for the active restore, by number."""
         self._refused: dict[str, str] = {}
-        """Token of an agent's restore → why it was refused."""
+        """Token of an agent's restore → the reason why the restore was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """Handle an operator's request, which may be repeated."""
+        """Handle an operator's request to move agents; the operator may repeat the request."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
@@ -131,12 +132,12 @@ class Restores:
         self._requests.append(event.request)
 
     def want(self, wanted: RestoreDemand) -> None:
-        """Start an agent's restore (`Rollbacks`), when no other is active."""
+        """Start an agent's restore, which `Rollbacks` requests. No other restore may be active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
 
     def withdraw(self, token: str) -> None:
-        """Drop the restore of an agent's ended incarnation."""
+        """Drop a restore whose requester, an incarnation of an agent, has ended."""
         self._refused.pop(token, None)
         if self.wanted is not None and self.wanted.token == token:
             self.wanted = None
@@ -146,7 +147,7 @@ class Restores:
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
-        """Answer requests whose restore is done or impossible."""
+        """Answer the requests of the active restore if it is done or impossible."""
         wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
@@ -173,7 +174,7 @@ class Restores:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """Return the active restore if it waits for longer than SHOWN_NS."""
+        """Return a concern if the active restore has waited for SHOWN_NS or longer."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:
@@ -186,12 +187,12 @@ LAST = "last"
 
 
 class RollbackDemand(msgspec.Struct):
-    """Rollback request of one incarnation of an agent.
+    """A rollback request of one incarnation of an agent.
 
     Attributes:
-        said: the host's message.
-        epoch: the target; 0 while it is being looked up.
-        refused: why the request was refused, for operators; "": the request was not refused.
+        said: the host's message with the request.
+        epoch: the epoch to restore; 0 until it is known.
+        refused: why the request was refused, for operators; "" if it was not refused.
         received_ns: time when this leader first received the request.
     """
 
@@ -202,17 +203,17 @@ class RollbackDemand(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """Return the token of the restore, which is equal for each repetition of the request."""
+        """Return the token of the restore. The token is the same for each repetition of the request."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
     def reason(self) -> str:
-        """Return the reason in the plan, which is equal for a repeated request from the same place."""
+        """Return the reason for the plan. The reason is the same for a repeated request from the same code location."""
         return op.clip(f"agent {self.said.agent} asked to go back, at {self.said.place}: {self.said.reason}")
 
 
 class Rollbacks:
-    """Open rollback requests. Volatile: hosts repeat the requests."""
+    """Open rollback requests. This state need not be durable, because hosts repeat the requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared
@@ -221,7 +222,7 @@ class Rollbacks:
         self._demands: dict[str, RollbackDemand] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
-        """Handle a turn's rollback request, which may be repeated."""
+        """Handle the rollback request of a turn; the host may repeat the request."""
         record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_current(message):
             return
@@ -235,7 +236,7 @@ class Rollbacks:
             self._send_refusal(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Record the target epoch, or the reason why there is none."""
+        """Record the epoch to restore, or refuse the request if there is no such epoch."""
         for demand in self._demands.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
@@ -243,7 +244,7 @@ class Rollbacks:
                     self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
-        """Start one restore at a time, and drop requests that have ended."""
+        """Start one restore at a time, and drop requests whose incarnation or fleet has ended."""
         for agent, demand in list(self._demands.items()):
             if not self._is_current(demand.said) or self._shared.state.image.outcome:
                 del self._demands[agent]
@@ -290,38 +291,38 @@ class Rollbacks:
             self._shared.send((session.id,), RollbackRefused(request.agent, request.incarnation, demand.refused))
 
     def concerns(self) -> list[Concern]:
-        """Return the agents that wait for an operator."""
+        """Return a concern for each agent whose request was refused and which waits for an operator."""
         now, refused = self._shared.now, [x for x in self._demands.values() if x.refused]
         return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in refused]
 
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_LOG_TRIES = 30
-"""Number of reads between two log lines about an unreachable (not damaged) store. Reads are retried without limit."""
+"""Number of reads per log line while the store is unreachable (not damaged). Reads are retried without limit."""
 
 
 class LineUnread(msgspec.Struct, frozen=True):
-    """The recovery line has not been read; a read may start at `not_before_ns`."""
+    """The recovery line has not been read. The next read may start at `not_before_ns`."""
 
     not_before_ns: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The epoch is being read; `is_whole`: every byte of it is read."""
+    """The epoch is being read. If `is_whole` is true, every byte of it is read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read without damage; `is_whole`: every byte of it was read."""
+    """The epoch was read without damage. If `is_whole` is true, every byte of it was read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class LineCheck:
-    """Check whether a recovery line is readable, one line at a time. Volatile."""
+    """Checks whether a recovery line is readable, one line at a time. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -331,7 +332,7 @@ class LineCheck:
         self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
-        """Return whether the line is known to be readable; start a read if needed."""
+        """Return whether the line is known to be readable. If that is unknown, start a read."""
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
@@ -344,7 +345,7 @@ class LineCheck:
         return False
 
     def on_checked(self, event: LineChecked) -> None:
-        """Handle the result of a read."""
+        """Handle the result of a CheckLine command."""
         stage = self._stage
         if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
@@ -362,23 +363,24 @@ class LineCheck:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if the recovery waits for the store."""
+        """Return a concern if the recovery waits until the store is readable."""
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"
         return [Concern("store", (), self._shared.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
-        """Forget the result after CommitPlan: the next plan's line is read again."""
+        """Forget the result after CommitPlan, so that the next plan's line is read again."""
         if isinstance(self._stage, Readable):
             self._stage = LineUnread()
 
 
 ANSWER_NS = 5 * SECOND_NS
-"""Time without progress, in nanoseconds, after which a host counts as failed. Loading one large state may cause a short pause."""
+"""Time without progress, in nanoseconds, after which a host counts as failed. Loading one large state may cause a short pause in
+progress."""
 
 DOUBLINGS_MAX = 5
-"""Largest number of doublings of ANSWER_NS, so that the longest wait is 160 s."""
+"""Largest number of times that ANSWER_NS is doubled. With this limit, the longest wait is 160 s."""
 
 SHOWN_NS = SECOND_NS
 
@@ -387,30 +389,30 @@ LoadingProgress = tuple[int, int, int]
 
 
 class PlanAnswers:
-    """Hosts that have not answered the current plan, and how long they may take. Volatile."""
+    """The hosts that have not answered the current plan, and how long they may take to answer. This state is volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._waits: dict[str, tuple[LoadingProgress, int]] = {}
-        """Host that has not answered → (its loading progress, time of that progress)."""
+        """Host that has not answered → (its loading progress, time at which it reached that progress)."""
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
-        """Extend all waits by `late_ns`, the time for which this process did not run."""
+        """Extend all waits by `late_ns`, the time during which this process did not run."""
         now = self._shared.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
-        """Reset waits and doublings after all hosts have answered."""
+        """Drop all waits and reset the time limit after all hosts have applied the plan."""
         self._waits, self._doublings = {}, 0
 
     def stop_waiting(self) -> None:
-        """Drop all waits: another plan is needed anyway."""
+        """Drop all waits, because another plan is needed anyway."""
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Return each overdue host with a description of what it has not done."""
+        """Return a mapping from each overdue host to a description of what it has not done."""
         late = {}
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -428,12 +430,12 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """Double the time limit of the next plan, because this plan is replaced or hosts were evicted."""
+        """Double the time limit of the next plan, because this plan is replaced or some hosts were evicted."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that have not answered."""
+        """Return one concern for each host that has made no progress for SHOWN_NS."""
         concerns = []
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._shared.now - since_ns
@@ -458,22 +460,22 @@ BEGIN_ANEW_REFUSED = (
 )
 
 REFUSALS_MAX = 3
-"""Number of consecutive refusals, for reasons other than damage, after which the fleet ends as failed."""
+"""Number of refused plans, for reasons other than damage and without a running fleet in between, after which the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Largest number of plans caused by one agent without a complete epoch in between: a deterministic bug would recur forever. The limit is
-high because one message may crash many agents, each until its retries are used up."""
+"""Largest number of plans that one agent may cause without a complete epoch in between. A limit is needed because a deterministic bug would
+recur forever. The limit is high because one message may crash many agents, each until its retries are used up."""
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, and why. Volatile: hosts repeat their reports."""
+    """A plan that must be replaced, and the reason. This state need not be durable, because hosts repeat their reports."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Makes recovery plans. Volatile, except for the plans in the replicated state."""
+    """Makes recovery plans. This state is volatile, except for the committed plans in the replicated state."""
 
     def __init__(
         self,
@@ -505,12 +507,12 @@ class Plans:
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         self._to_confirm: dict[str, None] = {}
-        """Hosts whose entry in `_applied` has not been proposed yet; scanning all hosts for each message would be quadratic."""
+        """Hosts whose `_applied` entry has not been proposed yet, since scanning all hosts after each message would take quadratic time."""
         self._replaced: ReplacedPlan | None = None
         self._refusals = 0
         self._begin_anew_refused_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
-        """(newest epoch not made for a recovery, agent → number of plans since then that the agent's failures caused)."""
+        """(newest epoch not made for a recovery, agent → number of the agent's failures since that epoch)."""
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
@@ -539,7 +541,7 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
-        """Handle the failure of an agent: the fleet returns to the recovery line."""
+        """Handle the failure of an agent, after which the fleet returns to the recovery line."""
         plan, record = self._shared.state.plan, self._shared.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
@@ -558,18 +560,18 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def _newest_regular(self) -> int:
-        """Return the newest complete epoch that was not made for a recovery: recovery epochs show no progress."""
+        """Return the newest complete epoch that was not made for a recovery, or 0. Epochs made for a recovery do not show progress."""
         epochs = self._shared.state.image.epochs
         regular = [x for x in self._shared.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan, so that the next plan's line is read again."""
+        """Reset the line check and the checkpoint mode after CommitPlan, so that the next plan's line is read again."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
     def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
-        """Queue the host again if ConfirmPlan was not committed, or if the host's answer has changed since."""
+        """Queue the host again if ConfirmPlan was not committed, or if the host has applied a different plan since."""
         is_written = result is not None and not result.is_refused
         if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
             self._to_confirm[kind.host] = None
@@ -577,7 +579,7 @@ class Plans:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, are_hosts_changed: bool) -> None:
-        """Start or restart the fleet and confirm plans. Lost and late hosts are checked only if `are_hosts_changed`."""
+        """Start or restart the fleet and confirm plans. Check for lost and overdue hosts only if `are_hosts_changed`."""
         state = self._shared.state
         self._triggers.on_plan_demand_changed(is_wanted=state.plan is not None and bool(self._reason()))
         if are_hosts_changed:
@@ -660,7 +662,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_begin_anew_refused(self, line: int) -> bool:
-        """Return whether the fleet would restart from its initial states although it had snapshots, which needs an operator's consent."""
+        """Return whether the fleet, which had snapshots, would restart from its initial states without an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._begin_anew_refused_ns is None:
             self._begin_anew_refused_ns = self._shared.now
@@ -676,7 +678,7 @@ class Plans:
         return [Concern("store", (), self._shared.now - self._begin_anew_refused_ns, BEGIN_ANEW_REFUSED)]
 
     def _is_settled(self, host: str) -> bool:
-        """Return whether the placement of the agents of `host` can be decided."""
+        """Return whether the agents of `host` can be placed now, so that a plan need not wait for the host."""
         if self._host_sessions.attached_session(host) is not None or self._standby_hosts.is_evicted(host):
             return True
         record = self._shared.state.image.hosts[host]
@@ -698,7 +700,7 @@ class Plans:
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> LossReport:
-        """Return the work that the plan undoes. A restore rolls all agents back, since none was frozen."""
+        """Return the work that the plan undoes. A restore rolls all agents back, because no agent was frozen before it."""
         if self._restores.wanted is not None:
             return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -719,7 +721,7 @@ class Plans:
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _evict_overdue_hosts(self, plan: PlanRecord) -> None:
-        """Evict hosts that do not answer in time; if no host answers, replace the plan."""
+        """Evict hosts that have not applied the plan in time. If no host has applied it, replace the plan instead."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:
@@ -740,9 +742,9 @@ class Plans:
             self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
-        """Return the current plan for a new stream, or None while a new plan is needed.
+        """Return the current plan as a directive for a new stream, or None while a new plan is needed.
 
-        If the current plan were sent then, a restarted host would start agents under a plan that its earlier run has confirmed.
+        Without this rule, a restarted host would start agents under a plan that its earlier run has confirmed.
         """
         state = self._shared.state
         plan = state.plan

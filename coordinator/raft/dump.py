@@ -1,22 +1,22 @@
-"""The dump (Raft snapshot) of one replica: the whole state in one file, which replaces the log entries that it covers.
+"""The dump of one replica, which is the whole state in one file and replaces the log entries that it covers.
 
-A dump is what Raft calls a snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the
-same methods, and fixes these faults (H5 of the Raft design; G8, G11):
+A dump is what Raft calls a snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the same
+methods, and fixes these faults (H5 of the Raft design; G8, G11):
 
-- *Durable, then reported.* The bytes are synced before the rename, the folder after it, and only then is SUCCESS reported, on
-  which the library trims its log. The original does not sync to disk.
+- *Durable, then reported.* The bytes are synced before the rename, and the folder after it. Only then is SUCCESS reported, upon which
+  the library trims its log. The original does not sync to disk.
 - *Verified before use.* A digest covers every byte. This replica's dump is checked whenever it is read, even before it is sent. Damage
-  ends the process; the original would start an empty replica. A dump from a leader is collected in memory. It replaces this replica's
-  file only if it is whole, belongs to the same cluster, and is newer than the applied entries; otherwise it is ignored, and the leader
-  sends it again.
-- *No pickle, no fork.* Dumps are not made in a child process: its success would be noticed one tick after the rename, when the
-  library's log has changed.
+  ends the process, whereas the original would start an empty replica. A dump from a leader is collected in memory. A received dump replaces
+  this replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries. Any other received dump is
+  ignored, and the leader sends it again.
+- *No pickle, no fork.* Dumps are not made in a child process, because its success would be noticed one tick after the rename, when the
+  library's log has already changed.
 
-Any disk error, or any error of the function that encodes the state, ends the process (H3).
+Any disk error, and any error of the function that encodes the state, ends the process (H3).
 
-Between the rename and the library's trim, and between the install of a received dump and the change of the log behind it,
-journal and dump differ if the process dies. This is harmless: a dump is durable before the log is trimmed, so every
-entry is in one of them; loading compares them (H6, in node.py).
+Journal and dump differ if the process dies between the rename and the library's trim, or after a received dump is installed but before the
+log behind it is changed. Such a difference is harmless: a dump is durable before the log is trimmed, so every entry is in the dump or in
+the journal. When the replica loads its files, it compares the dump with the journal (H6, in node.py).
 
 The file, version 1
 -------------------
@@ -48,7 +48,7 @@ from snapline.coordinator.raft.messages import NUMBER_MAX
 from snapline.errors import LogError, UsageError
 
 DUMP_BYTES_MAX = 64 * 2**20
-"""Largest dump accepted from a leader: four times the largest state, and no more than an outbox holds."""
+"""Largest size, in bytes, of a dump accepted from a leader: four times the largest state, and no more than an outbox can hold."""
 
 _MAGIC = b"snapline dump\n"
 _VERSION = 1
@@ -74,31 +74,31 @@ class _DumpHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Dump(msgspec.Struct, frozen=True, gc=False):
-    """Content of a dump file."""
+    """The content of a dump file."""
 
     cluster: str
     node: str
     last: Entry
     """The last log entry that `state` contains."""
     previous: Entry
-    """The entry before `last`. The library's log begins with these two entries."""
+    """The log entry before `last`. The library's log begins with these two entries."""
     state: bytes
 
 
 class DumpFile:
-    """The dump of this replica, and dumps in transfer from and to other replicas. Used only on the tick thread.
+    """The dump of this replica, and dumps that are being sent to or received from other replicas. Used only on the tick thread.
 
     Args:
         fileName: path of the dump.
-        transmissionBatchSize: bytes per piece sent to a follower.
+        transmissionBatchSize: number of bytes per piece sent to a follower.
         tryUseFork: must be false, because this class never forks.
-        serializer: returns the state as bytes; an exception ends the process.
-        deserializer: not called; `read` returns the state instead.
-        serializeChecker: must be None: a dump is complete when `serialize` returns.
-        cluster, node: owner of the dump; the file of another owner is refused.
-        applied: returns the index of the last applied entry; a received dump must end after it.
-        term: returns the current term; a received dump must not be above it.
-        fail: function called with an error message on any failure; must not return.
+        serializer: function that returns the state as bytes. If the function raises an exception, the process ends.
+        deserializer: not called, because `read` returns the state instead.
+        serializeChecker: must be None, because a dump is complete when `serialize` returns.
+        cluster, node: owner of the dump. A file of another owner is refused.
+        applied: function that returns the index of the last applied entry. A received dump must end after it.
+        term: function that returns the current term. A received dump must not have a later term.
+        fail: function called with an error message on any failure. The function must not return.
     """
 
     def __init__(
@@ -129,20 +129,21 @@ class DumpFile:
         self._term = term
         self._fail = fail
         self._finished: int | None = None
-        """Id of a dump that is complete and not reported yet."""
+        """Id of a dump that is complete but has not been reported yet; None if there is none."""
         self._outgoing: dict[Hashable, tuple[bytes, int]] = {}
-        """Follower → (the file's bytes, shared by all followers, number of bytes sent)."""
+        """Follower → (bytes of the dump file, shared by all followers, number of bytes already sent)."""
         self._incoming: list[bytes] | None = None
-        """Pieces of the dump that is being received; None: no dump is being received."""
+        """Pieces of the dump that is being received; None if no dump is being received."""
         self._incoming_bytes = 0
 
     # ---- making -----------------------------------------------------------------------------------------------------
 
     def serialize(self, data: tuple[Any, Any, Any, Any], id: int) -> None:
-        """Make a dump of the current state; `checkSerializing` returns its `id` later.
+        """Make a dump of the current state. `checkSerializing` reports its `id` later.
 
         Args:
-            data: (unused, the last applied entry, the entry before it, the nodes). Only the two entries are used.
+            data: (unused, last applied entry, entry before it, nodes). Only the two entries are used.
+            id: id of the dump, chosen by the library.
         """
         if self._finished is not None:
             return
@@ -154,11 +155,11 @@ class DumpFile:
         self._finished = id
 
     def checkSerializing(self) -> tuple[int, int | None]:
-        """Return SUCCESS, once, after a dump is durable; the library then trims its log."""
+        """Return SUCCESS and the dump's id, once, after a dump is durable. The library then trims its log."""
         if self._finished is None:
             return SERIALIZER_STATE.NOT_SERIALIZING, None
         finished, self._finished = self._finished, None
-        self._outgoing.clear()  # older dumps end before the trimmed log begins: followers get the new dump
+        self._outgoing.clear()  # older dumps end before the trimmed log begins, so followers must receive the new dump
         return SERIALIZER_STATE.SUCCESS, finished
 
     def _replace(self, dump: Dump) -> None:
@@ -172,13 +173,14 @@ class DumpFile:
     def read(self) -> tuple[Entry, Entry, bytes]:
         """Return the last entry, the entry before it, and the state.
 
-        A file that is missing, damaged or from another replica ends the process.
+        If the file is missing, damaged or from another replica, end the process.
         """
         dump = self._decoded(self._read_file())
         return dump.last, dump.previous, dump.state
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """Return the entries for the library without attributes and nodes, because the library must not install the state."""
+        """Return the last two log entries for the library. The attributes and nodes are empty, because the library must not install the
+        state."""
         last, previous, _ = self.read()
         return None, last, previous, ()
 
@@ -203,7 +205,8 @@ class DumpFile:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def getTransmissionData(self, transmissionID: Hashable) -> tuple[bytes, bool, bool] | None:
-        """Return the next piece for a follower, with (is first, is last); the last piece is empty. None: there is no dump now."""
+        """Return the next piece for a follower, with (is first, is last). The last piece is empty. Return None if no dump can be sent
+        now."""
         if self._finished is not None:
             return None
         transfer = self._outgoing.get(transmissionID)
@@ -221,7 +224,7 @@ class DumpFile:
         return piece, sent == 0, not piece
 
     def cancelTransmisstion(self, id: Hashable) -> None:
-        """Drop the transfer to a lost follower. The follower receives a dump from its beginning when it is back."""
+        """Drop the transfer to a follower that was lost. When the follower returns, it receives a dump from its beginning."""
         self._outgoing.pop(id, None)
 
     def _outgoing_bytes(self) -> bytes:
@@ -234,9 +237,10 @@ class DumpFile:
     # ---- receiving --------------------------------------------------------------------------------------------------
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Add the next piece of a leader's dump; return whether the dump is complete and is now this replica's file.
+        """Add the next piece of a leader's dump. Return whether the dump is complete and has become this replica's file.
 
-        False after the last piece means that the dump was incomplete, damaged, from another cluster or not new, and was ignored.
+        If the result is False after the last piece, the dump was ignored because it was incomplete, damaged, from another cluster or not
+        new.
         """
         if data is None:
             return False
@@ -276,7 +280,7 @@ class DumpFile:
 
 
 def encode_dump(dump: Dump) -> list[bytes]:
-    """Return the file's bytes, in pieces."""
+    """Return the bytes of the dump file, in pieces."""
     header = msgspec.json.encode(
         _DumpHeader(dump.cluster, dump.node, _row(dump.last), _row(dump.previous), len(dump.state))
     )
@@ -287,7 +291,7 @@ def encode_dump(dump: Dump) -> list[bytes]:
 
 
 def decode_dump(data: bytes) -> Dump:
-    """Decode a file that `encode_dump` has encoded. Raises LogError if the file is damaged, or not a dump of this version."""
+    """Decode the bytes of a dump file. Raise LogError if the file is damaged or is not a dump of this version."""
     body = memoryview(data)[:-_DIGEST_BYTES]
     if len(data) < _SHORTEST or sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise LogError("its digest does not match: bytes were changed or are missing")
@@ -322,6 +326,6 @@ def _row(entry: Entry) -> _DumpEntry:
 
 
 def _entry(entry: Any) -> Entry:  # Any: a tuple of the library
-    """Return the entry as the library's tuple: the library compares it with its log, and clears the log on any difference."""
+    """Return the entry as a tuple like the library's, which compares it with its log and clears the log on any difference."""
     command, idx, term = entry
     return bytes(command), int(idx), int(term)

@@ -1,14 +1,14 @@
 """Durable files, and the immediate end of the process (*fail-stop*) when memory and disk may differ (section H3 of the Raft design; G8,
 G11).
 
-*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without
-which the old file may reappear after a power failure. Readers see the old file or the new file, never a part of either. The next call
-overwrites a temporary file left by a dead process.
+*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it. Without the
+second sync, the old file may reappear after a power failure. Readers see the old file or the new file, never a part of either. If a process
+dies and leaves a temporary file, the next call overwrites it.
 
-*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. The replica cannot
-repair this. A failed commit must not be retried, since the kernel may have dropped the dirty pages and report success for the next
-sync. On "disk full" SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads the actual content of the
-disk. The process ends by `os._exit`: no handler, `finally` or other thread may send anything that is not durable.
+*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that are not on its disk. The replica cannot repair
+this. A failed commit must not be retried, since the kernel may have dropped the dirty pages and may report success for the next sync. On
+"disk full", SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads the actual content of the disk. The
+process ends by `os._exit`, because no handler, `finally` block or other thread may send anything that is not durable.
 """
 
 import logging
@@ -28,7 +28,7 @@ _hook: Callable[[str], NoReturn] | None = None
 
 
 def fail_stop(reason: str) -> NoReturn:
-    """Log `reason`, one sentence that names the thing and the next step, and end the process at once."""
+    """Log `reason` and end the process at once. `reason` is one sentence that names the problem and the next step."""
     if _hook is not None:
         _hook(reason)
     try:
@@ -38,16 +38,16 @@ def fail_stop(reason: str) -> NoReturn:
 
 
 def set_fail_stop_hook(hook: Callable[[str], NoReturn] | None) -> None:
-    """Install a hook that `fail_stop` calls instead of ending the process.
+    """Install a hook that `fail_stop` calls first. The hook must raise an exception, so that the process does not end.
 
-    The hook must raise; `None` removes it. For tests and simulations only.
+    `None` removes the hook. For tests and simulations only.
     """
     global _hook
     _hook = hook
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing ancestors with mode 0700, each synced in its parent. Raises OSError."""
+    """Create a folder and its missing ancestors with mode 0700, and sync the parent of each. May raise OSError."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -58,11 +58,11 @@ def make_folder(path: Path) -> None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
-    """Replace the content of `path` by `pieces`, durable on return; failpoints are named `<point>.opened` and so on.
+    """Replace the content of `path` with `pieces`. On return, the new content is durable. Failpoints are named `<point>.opened` and so on.
 
     Raises:
-        OSError: the disk could not be written. `path` is the old file or the new file, and a power failure may leave
-            either: the caller must not continue.
+        OSError: the disk could not be written. `path` contains either the old or the new content, and a power failure may change which of
+            them it contains. The caller must not continue after this error.
     """
     temporary = path.with_name(path.name + ".tmp")
     handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -1,41 +1,41 @@
-"""The Raft log, term and vote of one replica: the `Journal` that pysyncobj writes to, on one SQLite file.
+"""The Raft log, term and vote of one replica: a pysyncobj `Journal` that is stored in one SQLite file.
 
 Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
-Raft's safety rests on three things that are durable before a message that reveals them leaves: the term, the vote, and the entries
-acknowledged (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all
-servers"). The original pysyncobj syncs none of these to disk.
+Raft is safe only if three things are durable before any message that reveals them is sent: the term, the vote, and the acknowledged entries
+(Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all servers"). The original
+pysyncobj syncs none of these to disk.
 
-*Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list by one
+*Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list in one
 transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
-`_file_equal_until` the file's rows equal the list. A commit deletes other rows and adds the missing ones.
+`_file_equal_until`, the file's rows equal the list. A commit deletes all rows that differ from the list and adds the missing rows.
 
-*Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
-are the same. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only sets the tail
-aside. `add` takes an entry of equal index and term back from it. An entry of another term is a real conflict and drops the tail (receiver
-rule 3 of AppendEntries). `put_back` restores the rest.
+*Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most of
+these entries have not changed. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only
+sets the tail aside. If `add` is called with the index and term of the tail's first entry, it takes that entry back. If the term differs,
+the conflict is real, and `add` drops the tail (receiver rule 3 of AppendEntries). `put_back` restores the remaining tail.
 
-*What is never written.* A gap in the log, a term that goes back, an entry of a term that has not begun, two commands under one index and
-term, two votes in one term. Each of these would break an assumption of Raft's proof. So the process ends, and a file that holds one of
-them is refused. An error while writing ends the process, too (H3); nothing is retried.
+*Never written* are a gap in the log, a term that decreases, an entry of a term that has not begun, two commands with the same index and
+term, and two votes in one term. Each of these errors would break an assumption of Raft's proof. So the process ends instead, and a file
+that contains one of them is refused. A write error also ends the process (H3); nothing is retried.
 
-*The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its
-write-ahead log at every commit, so a committed transaction survives a power failure, and an uncommitted transaction leaves no trace. The
-journal calls `checkpoint` to copy the write-ahead log into the main file: SQLite's automatic checkpoint, inside COMMIT, would hide its
-errors. The file is locked while it is open: two processes with one log would vote twice.
+*The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its write-ahead log
+at every commit, so a committed transaction survives a power failure, and an uncommitted transaction leaves no trace. The journal calls
+`checkpoint` to copy the write-ahead log into the main file, because SQLite's automatic checkpoint, inside COMMIT, would hide its errors.
+The file is locked while it is open, because two processes with the same log would vote twice.
 
-Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of index and term
-(eight bytes each, little-endian) and command, or of key, a zero byte and value. One kind of damage is not detected: SQLite silently drops
-a damaged end of its write-ahead log.
+Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, with the value as JSON. Digests are BLAKE2b-128. The digest of a
+log row covers index and term (eight bytes each, little-endian) and the command; the digest of a meta row covers the key, a zero byte and
+the value. One kind of damage is not detected: SQLite silently drops a damaged end of its write-ahead log.
 
-Errors while opening are `LogError`s with advice; `write` and `checkpoint` raise SQLite's errors.
+Errors while the file is opened are raised as `LogError` with advice; `write` and `checkpoint` raise SQLite's errors.
 
 The caller's duties
 -------------------
 1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
-   (Terms and votes sync themselves.)
+   (Changes of the term or vote are synced at once.)
 2. Call `put_back` after every message, even if handling the message failed.
-3. Use one thread at a time.
+3. Use the journal from only one thread at a time.
 """
 
 import contextlib
@@ -58,14 +58,14 @@ from snapline.failpoints import failpoint
 from snapline.folders import sync_folder
 
 Entry = tuple[bytes, int, int]
-"""Log entry (command, index, term), as in pysyncobj."""
+"""A log entry (command, index, term), as in pysyncobj."""
 
 Fact = int | str | bool | None
 
 FORMAT = "snapline raft journal 1"
 _FACTS = frozenset({"format", "cluster", "node", "log", "voter", "boot", "term", "vote", "commit"})
 MEMBERS = "members"
-"""Key of the fact with the ids of all replicas, sorted and separated by commas; set when a replica opens the log."""
+"""Key of the fact that contains the ids of all replicas, sorted and separated by commas. The fact is set when a replica opens the log."""
 
 _CREATE = (
     "CREATE TABLE log (idx INTEGER PRIMARY KEY, term INTEGER NOT NULL, command BLOB NOT NULL, digest BLOB NOT NULL)",
@@ -77,28 +77,29 @@ ADVICE = (
 
 
 class ForeignLogError(LogError):
-    """The log is intact, but belongs to another replica or set of replicas, or a newer one has replaced it: --data-dir or --peers is wrong."""
+    """The log is intact, but it belongs to another replica or set of replicas, or a newer log has replaced it. The cause is a wrong
+    --data-dir or --peers."""
 
     exit_code = UsageError.exit_code
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
-    """Content of the journal file when it was opened."""
+    """Content of the journal file at the time when it was opened."""
 
     entries: list[Entry]
     term: int
     vote: str | None
     commit_index: int
     boot: int
-    """Number of openings of this file, including this one."""
+    """How often this file has been opened, including this time."""
     is_new: bool
     log_id: str
-    """Random id of this file; another file of the same replica has another id."""
+    """Random id of this file. Another file of the same replica has a different id."""
     is_voter: bool
 
 
 def known_cluster(path: Path) -> str:
-    """Return the cluster of a journal; "": there is no journal, or it cannot be read."""
+    """Return the cluster of a journal, or "" if there is no journal or it cannot be read."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             row = connection.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()
@@ -108,14 +109,14 @@ def known_cluster(path: Path) -> str:
 
 
 class JournalFile:
-    """SQLite file of a journal, kept open and locked. Any thread may use the file, but only one at a time."""
+    """The SQLite file of a journal, kept open and locked. Any thread may use the file, but only one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
     def open(self, *, cluster: str, node: str, members: str = "") -> JournalContents:
-        """Open or create the file, count the boot, read everything, and record the ids of all replicas if given.
+        """Open or create the file, count the opening, read all contents, and record `members`, the ids of all replicas, if given.
 
         Raises:
             ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -149,7 +150,7 @@ class JournalFile:
         first: int = 0,
         equal_until: int = 2**63 - 1,
     ) -> None:
-        """Drop the rows before `first` and after `equal_until`, and add `entries` and `facts`, in one transaction."""
+        """In one transaction, delete the rows before `first` and after `equal_until`, and add `entries` and `facts`."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM log WHERE idx > ?", (equal_until,))
@@ -169,11 +170,11 @@ class JournalFile:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the file was opened and not closed."""
+        """Return whether the file is open."""
         return self._connection is not None
 
     def close(self) -> None:
-        """Close and unlock. Uncommitted changes are lost."""
+        """Close and unlock the file. Uncommitted changes are lost."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -194,7 +195,7 @@ class JournalFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def _create(self, cluster: str, node: str) -> bool:
-        """Create the tables and facts of a new file in one transaction; return whether the file was new."""
+        """If the file is new, create its tables and facts in one transaction. Return whether the file was new."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         is_new: bool = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -284,7 +285,7 @@ class JournalFile:
 
 
 def new_log_id() -> str:
-    """Return a random unique id. Simulations replace this function."""
+    """Return a random unique id for a log. Simulations replace this function."""
     return secrets.token_hex(16)
 
 
@@ -307,22 +308,23 @@ def _fact_digest(key: str, value: bytes) -> bytes:
 
 
 CHECKPOINT_BYTES = 2**20
-"""Bytes written after which SQLite checkpoints, at most once a second; this bounds the write-ahead log."""
+"""Number of bytes written after which the journal checkpoints SQLite's write-ahead log, at most once a second. The checkpoints bound the
+size of the write-ahead log."""
 
 _PAGES_BYTES = 3 * 4096
-"""Approximate size of a commit with one small entry: two tables and an inner page."""
+"""Approximate size, in bytes, of a commit with one small entry: two tables and an inner page."""
 
 
 class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
-    """Raft log of `(command, index, term)` entries with term, vote and commit index, stored in a file.
+    """Raft log of `(command, index, term)` entries, with term, vote and commit index, stored in a file.
 
-    The constructor opens the file, as pysyncobj does with its own journals.
+    The constructor opens the file, as it does in pysyncobj's own journals.
 
     Args:
-        path: path of the SQLite file; its folder is made if it is missing.
-        cluster, node: owner of the log; the file of another owner is refused.
-        members: ids of all replicas, sorted and separated by commas; a file with other ids is refused. Empty: not checked.
-        fail: function called with an error message when memory and file may differ; must not return.
+        path: path of the SQLite file, whose folder is created if it is missing.
+        cluster, node: owner of the log. A file of another owner is refused.
+        members: ids of all replicas, sorted and separated by commas. A file with other ids is refused. If empty, the ids are not checked.
+        fail: function called with an error message when memory and file may differ. The function must not return.
 
     Raises:
         ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -341,37 +343,38 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._path = Path(path)
         self._on_failure = fail
         self._failure = ""
-        """Reason of a failure, after which all calls fail."""
+        """Reason of a failure, after which all calls fail; "" if there was none."""
         self._file = JournalFile(self._path)
         contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
-        """Entries set aside by `deleteEntriesFrom`. The tail follows `_entries` without a gap, and the file may hold it."""
+        """Entries set aside by `deleteEntriesFrom`. The tail follows `_entries` without a gap, and the file may contain it."""
         self._file_equal_until = self._entries[-1][1] if self._entries else 0
-        """Last index up to which the file's rows equal `_entries` and `_tail`; the file may also hold older rows."""
+        """Last index up to which the file's rows equal `_entries` and `_tail`. The file may also contain earlier rows that are no longer
+        needed."""
         self._is_changed = False
-        """True if log, term or vote changed since the last commit; the commit index alone does not count."""
+        """True if the log, term or vote has changed since the last commit. A change of the commit index alone does not count."""
         self._term = contents.term
         self._vote = contents.vote
         self._commit_index = self._saved_commit_index = contents.commit_index
         self._facts: dict[str, Fact] = {}
-        """Facts to be written with the next commit."""
+        """Facts that the next commit writes."""
         self._log_bytes = 0
-        """Approximate bytes written to SQLite's write-ahead log since its last checkpoint."""
+        """Approximate number of bytes written to SQLite's write-ahead log since its last checkpoint."""
         self.is_new = contents.is_new
-        """The file was just created. If the replica has other files, it has lost its votes."""
+        """True if the file was just created. If the replica has other files, it has lost its votes."""
         self.log_id = contents.log_id
-        """Random id of this file; another file of the replica has another id."""
+        """Random id of this file. Another file of the replica has a different id."""
         self.is_voter = contents.is_voter
         """True if this log may vote."""
         self.boot = contents.boot
-        """Number of this opening of the file: 1, 2, 3 …"""
+        """How often the file has been opened, including this time."""
         self.size_bytes = sum(len(entry[0]) for entry in self._entries)
-        """Size of all commands in memory, which compaction bounds."""
+        """Total size, in bytes, of all commands in memory. Compaction limits this size."""
         self.commits = 0
-        """Number of transactions, each with one sync."""
+        """Number of transactions, each of which syncs the file once."""
         self.commit_s = 0.0
-        """Total duration of the transactions."""
+        """Total duration of the transactions, in seconds."""
         self.commit_s_max = 0.0
 
     # ---- the log ----------------------------------------------------------------------------------------------------
@@ -387,7 +390,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._entries[item]
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry. If the tail set aside holds the same entry, take it back from there."""
+        """Append an entry. If the same entry is the first one in the tail that was set aside, take the entry back from there."""
         self._check()
         if self._tail:
             kept, kept_idx, kept_term = self._tail[0]
@@ -399,7 +402,9 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._drop_tail()
         self._check_next(idx, term)
         self._entries.append((bytes(command), idx, term))
-        self._file_equal_until = min(self._file_equal_until, idx - 1)  # the file may hold another entry at this index
+        self._file_equal_until = min(
+            self._file_equal_until, idx - 1
+        )  # the file may contain another entry at this index
         self.size_bytes += len(command)
         self._is_changed = True
 
@@ -412,13 +417,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = True
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Set aside the entries from this position on, until `add` or `put_back`."""
+        """Set aside the entries from this position on, until `add` or `put_back` restores them or `add` drops them."""
         self._check()
         self._tail.extendleft(reversed(self._entries[entryFrom:]))
         del self._entries[entryFrom:]
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """Remove the entries before this position, which a dump covers."""
+        """Remove the entries before this position, because a dump covers them."""
         self._check()
         count = len(self._entries[:entryTo])
         self.put_back()
@@ -428,13 +433,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._is_changed = True
 
     def put_back(self) -> None:
-        """Restore the rest of the tail set aside, which the message did not contradict."""
+        """Restore the remaining entries that were set aside, because the message did not contradict them."""
         if self._tail:
             self._entries.extend(self._tail)
             self._tail.clear()
 
     def _drop_tail(self) -> None:
-        """Drop the tail: a leader of a later term has other entries, so the entries in the tail were never committed."""
+        """Drop the tail. A leader of a later term has different entries, so the entries in the tail were never committed."""
         self.size_bytes -= sum(len(entry[0]) for entry in self._tail)
         self._tail.clear()
         self._is_changed = True
@@ -449,7 +454,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- term, vote, commit index -----------------------------------------------------------------------------------
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Set term and vote. On return they are durable, with all earlier changes."""
+        """Set the term and the vote. On return they are durable, together with all earlier changes."""
         self._check()
         if term < self._term:
             self._stop(f"the term would go back from {self._term} to {term}")
@@ -462,7 +467,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._commit()
 
     def become_voter(self) -> None:
-        """Allow this log to vote from now on. On return this is durable, with all earlier changes."""
+        """Allow this log to vote from now on. On return the permission is durable, together with all earlier changes."""
         self._check()
         self.is_voter = self._facts["voter"] = self._is_changed = True
         self._commit()
@@ -474,7 +479,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._vote
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Set the commit index. The index is written once a second; an older value after a restart is harmless."""
+        """Set the commit index. The commit index is written only once a second, because an older value after a restart is harmless."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -483,13 +488,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all earlier changes durable and put the tail back. Does no I/O if nothing changed."""
+        """Put the tail back, and make all earlier changes durable. If nothing has changed, do no I/O."""
         self._check()
         self.put_back()
         self._commit()
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index, and checkpoint SQLite's write-ahead log."""
+        """Write the commit index and, if enough was written, checkpoint SQLite's write-ahead log."""
         self._check()
         self.put_back()
         self._save_commit_index()
@@ -502,7 +507,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._log_bytes = 0
 
     def _destroy(self) -> None:
-        """Sync and close; after a failure, only close. May be called again."""
+        """Sync and close the file; after a failure, only close it. A repeated call has no effect."""
         try:
             if not self._failure and self._file.is_open:
                 self.sync()
@@ -510,7 +515,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self.abandon()
 
     def abandon(self) -> None:
-        """Close without a sync, as a crash would."""
+        """Close the file without a sync, as a crash would."""
         self._failure = self._failure or f"{self._path} is closed"
         self._file.close()
 
@@ -543,13 +548,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = False
 
     def _rows_after(self, idx: int) -> list[Entry]:
-        """Return the entries with an index above `idx`, including those set aside."""
+        """Return the entries with an index above `idx`, including those that are set aside."""
         begin = idx + 1 - self._entries[0][1] if self._entries else 0
         rows = self._entries[begin:]
         return rows + [entry for entry in self._tail if entry[1] > idx] if self._tail else rows
 
     def _end(self) -> int:
-        """Return the index of the last entry, including those set aside; 0: none."""
+        """Return the index of the last entry, including those that are set aside, or 0 if there are none."""
         return self._tail[-1][1] if self._tail else self._entries[-1][1] if self._entries else 0
 
     def _check(self) -> None:

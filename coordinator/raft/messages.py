@@ -1,12 +1,12 @@
-"""Wire format of Raft's messages: conversion between pysyncobj's dictionaries and protobuf.
+"""Wire format of Raft's messages, with the conversion between pysyncobj's dictionaries and protobuf.
 
-The library distinguishes messages by their keys, and an absent key differs from None: `append_entries` with `prevLogIdx` (perhaps None)
-carries entries, with `serialized` (perhaps None) a part of a dump. So the codec knows the set of keys (*shape*) of each message that
-the library sends, preserves presence exactly, and refuses other shapes on both sides. There is no pickle, and `transmission` frames,
-which the library would unpickle, have no encoding.
+The library distinguishes messages by their keys, and an absent key is not the same as None. An `append_entries` message with `prevLogIdx`
+(perhaps None) contains entries; one with `serialized` (perhaps None) contains a part of a dump. So the codec knows the set of keys
+(*shape*) of each message that the library sends. The codec preserves exactly which keys are present, and refuses other shapes on both
+sides. The encoding uses no pickle. `transmission` frames, which the library would unpickle, have no encoding.
 
-A piece is one message, encoded as a batch of one. Protobuf merges concatenated messages, so a batch is the concatenation of its pieces.
-Each message is encoded once, on the thread that made it.
+A piece is one message, encoded as a batch that contains only this message. Protobuf merges concatenated messages, so a batch is the
+concatenation of its pieces. Each message is encoded only once, on the thread that created it.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 
 Message = dict[str, Any]
-"""Message as pysyncobj creates and reads it; `"type"` names the kind of message."""
+"""A message as pysyncobj creates and reads it. The value of `"type"` is the kind of message."""
 
 VERSION = 1
 """Version of this encoding. Replicas with different versions refuse each other."""
 
 COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
-"""Largest size of an entry with the prefixes of all layers."""
+"""Largest size, in bytes, of an entry including the prefixes of all layers."""
 
 NUMBER_MAX = 2**62
-"""Largest term or index: no cluster reaches it, and SQLite can store it."""
+"""Largest accepted term or index. No cluster reaches it, and SQLite can store it."""
 
 ERRORS = range(1, 8)
-"""The library's error codes for a forwarded command. Code 0, which means success, is excluded: it would acknowledge an entry that is in no
-log."""
+"""The library's error codes for a forwarded command. Code 0, which means success, is excluded, because it would acknowledge an entry that
+is in no log."""
 
 MESSAGES_MAX = 1024
-"""Largest number of messages in one batch. A hostile batch could hold millions, whose dictionaries take a gigabyte."""
+"""Largest number of messages in one batch. A malicious batch could contain millions of messages, whose dictionaries take a gigabyte."""
 
 _VOTES = {
     "request_vote": (pb.RequestVote, ("term", "last_log_index", "last_log_term")),
@@ -51,7 +51,7 @@ _RESPONSE_KEYS = {"type", "request_id"}
 
 
 class Hello(NamedTuple):
-    """First message of a stream."""
+    """The first message of a stream."""
 
     cluster: str
     node: str
@@ -62,7 +62,7 @@ class Hello(NamedTuple):
 
     @property
     def session(self) -> tuple[int, int]:
-        """Return a number that grows with each stream of a replica, across restarts, as long as the replica has the same log."""
+        """Return a pair that grows with each stream of a replica, even across restarts, as long as the replica keeps the same log."""
         return self.boot, self.stream
 
 
@@ -76,14 +76,14 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return `message` as a piece.
+    """Return `message` encoded as a piece.
 
     Raises:
-        UsageError: the library made a message of a shape that this codec does not know, such as a `transmission` frame.
+        UsageError: the library created a message of a shape that this codec does not know, such as a `transmission` frame.
     """
     try:
         for key, value in message.items():
-            if value is None and key not in _MAY_BE_NONE:  # protobuf's constructors would treat it as absent
+            if value is None and key not in _MAY_BE_NONE:  # protobuf's constructors would treat None as absent
                 raise ValueError(f"{key} is None")
         made = _message_of(message)
     except (TypeError, ValueError, KeyError) as error:
@@ -154,7 +154,7 @@ def _expect(message: Message, keys: set[str], optional: set[str] = frozenset()) 
 
 
 def _shape(message: Message) -> str:
-    """Describe a message by its keys and small values, without its contents."""
+    """Describe a message by its keys and its small values, without its contents."""
     return ", ".join(
         f"{key}={value if isinstance(value, int | str) else type(value).__name__}" for key, value in message.items()
     )
@@ -164,10 +164,10 @@ def _shape(message: Message) -> str:
 
 
 def decode_batch(data: bytes) -> tuple[Hello | None, list[Message]]:
-    """Return the hello of a batch, if it has one, and its messages, in order.
+    """Return the batch's hello, or None if it has none, and the batch's messages in order.
 
     Raises:
-        ProtocolError: the data are not a batch, or a message has an unknown or contradictory shape.
+        ProtocolError: the data is not a batch, or a message has an unknown or contradictory shape.
     """
     try:
         batch = pb.RaftBatch.FromString(data)
@@ -254,9 +254,10 @@ def _entries_from(
 
 
 def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
-    """Check that entries follow each other and `previous` without a gap, their terms never fall, and none exceeds the leader's.
+    """Check that entries follow each other and `previous` without a gap, that their terms never decrease, and that no term exceeds the
+    leader's.
 
-    The journal ends the process on other entries, and a peer must not be able to cause that.
+    The journal ends the process if it receives other entries, and a peer must not be able to cause that.
     """
     if previous is None:
         if entries:

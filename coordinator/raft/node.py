@@ -1,39 +1,35 @@
-"""Hardened Raft replica: PySyncObj without the faults that lost acknowledged writes or executed foreign code (G8).
+"""Hardened Raft replica: PySyncObj without the faults by which it lost acknowledged writes or executed foreign code (G8).
 
 Theory of operation
 -------------------
-Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one
-log on all replicas: an entry is committed once a majority holds it durably, and committed entries are applied in order.
-From time to time a dump of the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides
-the places where it departs from the paper or from durability. The rules, and how they are enforced:
+Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one log on all
+replicas. An entry is committed once a majority holds it durably, and committed entries are applied in order. From time to time a dump of
+the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides the places where the library departs from
+the paper or from durability. The following list contains the rules and how they are enforced:
 
-H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with
-     `sync_journal()`. The transport calls it between handling messages and releasing the answers, and a new leader
-     calls it before it counts its first entry.
-H4.  Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever
-     lies behind a matching entry and adds it again; `SqliteJournal` sets it aside and puts it back.
-H6.  After a restart, dump and journal may differ if the process died between writing one and the other. The journal is
-     kept if it holds the dump's last entry, replaced if it does not, and refused if there is a gap.
-H7.  The commit index moves only over entries that were compared with the leader's.
-H8.  A follower whose log contradicts its leader's repeats the position until the logs agree, whatever it answers on
-     later entries.
-H9.  An answer counts only in the term in which it was given.
-H10, H11.  An apply or a callback that raises is an alarm, never a loop.
-H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op (1) or a learner's request (4), and the
-     library's no-op is never proposed.
+H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with `sync_journal()`.
+     The transport calls `sync_journal()` after handling messages and before sending the answers. A new leader calls `sync_journal()` before
+it counts its first entry. H4.  Entries are cut from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The
+library cuts all entries behind a matching entry and adds them again; `SqliteJournal` sets them aside and puts them back. H6.  After a
+restart, dump and journal may differ if the process died between writing the two files. The journal is kept if it contains the dump's last
+entry, replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared with the
+leader's. H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it answers
+about later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  If an apply function or a callback raises an
+exception, this causes an alarm, never an endless retry. H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op
+(1) or a learner's request (4). The library's no-op is never accepted as a proposal.
 
-Further faults of the library that this module fixes; comments in the code explain each of them:
+This module also fixes the following faults of the library. Comments in the code explain each of them:
 
-- a follower that installed a dump acknowledged its own later entries, which had not been compared;
-- a vote that arrived twice counted twice;
+- a follower that had installed a dump acknowledged its own later entries, although these had not been compared with the leader's;
+- a vote that arrived twice was counted twice;
 - the commit index could decrease;
-- proposals whose answer could not arrive any more (their leader's connection broke, or a dump covers them) waited forever;
-- a leader that had just made a dump reported for a tenth of a second that it had none.
+- proposals waited forever if their answer could no longer arrive, because the connection to the leader broke or a dump covers them;
+- for a tenth of a second, a leader that had just made a dump reported that it had none.
 
-Departures from the paper: no pre-vote, static members.
+The implementation departs from the paper in one respect: members are static. Pre-vote is not used.
 
-Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before
-`set_wake_scheduler`: from any thread).
+Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread; before `set_wake_scheduler` is called,
+from any thread.
 """
 
 import copy
@@ -65,20 +61,23 @@ from snapline.storage.disk.store_files import LogMark
 
 
 class Machine(Protocol):
-    """Interface of the replicated state machine. Called on the tick thread only."""
+    """Interface that this module requires from the replicated state machine. The state machine's methods are called only on the tick
+    thread."""
 
     def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; deterministic, must not raise. Raises LogError if the entry is unknown; then the process must end."""
+        """Apply a committed entry; the result must be deterministic. If the entry is unknown, raise LogError, after which the process must
+        end; raise no other exception."""
 
     def freeze(self) -> bytes:
         """Return the whole state as bytes."""
 
     def restore(self, image: bytes) -> None:
-        """Replace the state by one from `freeze`."""
+        """Replace the state with an image that `freeze` returned."""
 
 
 class ApplyFailed:
-    """Result of an entry whose `apply` raised an exception; equal on every replica if the state machine is deterministic."""
+    """The result of an entry for which `apply` raised an exception. The result is equal on every replica if the state machine is
+    deterministic."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -93,26 +92,27 @@ JOURNAL_FILE = "raft.sqlite"
 DUMP_FILE = "raft.dump"
 
 HINT_PERIODS = 1.5
-"""Periods of AppendEntries for which a follower repeats the position of a contradiction: one period, plus delay."""
+"""Number of AppendEntries periods for which a follower repeats the position of a contradiction. They cover one period plus the delay."""
 
 TERM_JUMP_MAX = 2**24
-"""Largest accepted distance of a received term above this replica's term. Terms are durable, so one false message could use up all terms.
-An isolated candidate needs 290 days to raise its term by this distance. A restored cluster begins below two million."""
+"""Largest accepted difference between a received term and this replica's term. Terms are durable, so one false message could use up all
+terms. An isolated candidate needs 290 days to raise its term by this difference. A restored cluster begins below two million."""
 
 FORCED_DUMP_S = 10.0
-"""Shortest time, in seconds, between two dumps forced by the journal's size; unapplied entries cannot be trimmed."""
+"""Shortest time, in seconds, between two dumps forced by the journal's size. A limit is needed because a dump does not remove entries that
+have not been applied yet."""
 
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 
 Callback = Callable[[object, int], None]
-"""Callback with (result, FAIL_REASON code). It is called at most once and perhaps never, on the tick thread (for QUEUE_FULL on the
-proposer's thread)."""
+"""Callback with the arguments (result, FAIL_REASON code). A callback is called at most once and perhaps never. The callback runs on the
+tick thread, or, for QUEUE_FULL, on the proposer's thread."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
-    """The hardened replica. Its owner calls `doTick(seconds)` in a loop on one thread, and `destroy()` at the end."""
+    """The hardened replica. The owner of a replica calls `doTick(seconds)` in a loop on one thread, and finally `destroy()`."""
 
     def __init__(
         self,
@@ -127,19 +127,22 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         marks: LogMarks,
         on_alarm: Callable[[str], None],
     ) -> None:
-        """Open the files of this replica, or create them. The dump is loaded by the first tick.
+        """Open the files of this replica, or create them. The first tick loads the dump.
 
         Args:
-            conf: from `raft_configuration`; files and state callables are added to a copy.
-            transport_class: called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
-            folder: folder of this replica alone; created if missing.
-            cluster: name of the cluster; files of another one are refused.
+            self_node: id and address of this replica.
+            others: all other replicas.
+            conf: settings from `raft_configuration`. File names and state functions are added to a copy.
+            transport_class: function that is called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
+            machine: the replicated state machine.
+            folder: folder used by this replica alone; created if it is missing.
+            cluster: name of the cluster. Files of another cluster are refused.
             marks: storage of the log marks, outside the folder.
-            on_alarm: function called on the tick thread with a message for operators; must return at once.
+            on_alarm: function that is called on the tick thread with a message for operators. The function must return at once.
 
         Raises:
-            LogError: the library's release is not the reviewed one, or a newer log has replaced this one. Damaged files end the
-                process.
+            LogError: the library's release has not been reviewed, or a newer log has replaced this replica's log. Damaged files end the
+                process instead.
             StoreError: the marks cannot be read or written.
         """
         check_release()
@@ -149,18 +152,18 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._cluster = cluster
         self._marks = marks
         self._learner: Learner | None = None
-        """Learner state; None: this replica votes."""
+        """State of the learner; None if this replica may vote."""
         self._on_alarm = on_alarm
         self._hint: tuple[int, float] | None = None
-        """(lowest index at which this follower's log contradicted its leader's, time)."""
+        """(lowest index at which this follower's log contradicted its leader's log, time of the contradiction)."""
         self._voters: tuple[int, frozenset[str]] = (0, frozenset())
-        """Votes received: (term, ids of the replicas that voted for this replica in that term)."""
+        """(term, ids of the replicas whose votes for this replica in that term were received)."""
         self._forced_dump_at = 0.0
         self._is_gathering = False
-        """True while entries are being created that will be sent in one message."""
+        """True while entries are created that will be sent in one message."""
         self._is_closed = False
         self.on_applied: Callable[[], None] = lambda: None
-        """Called in each tick after applying and before writing."""
+        """Called in each tick after entries are applied and before the journal is written."""
         self._name = self_node.id
         self._members = ",".join(sorted([self_node.id, *[other.id for other in others]]))
         with replaced_storage(self._open_journal, self._open_dump):
@@ -186,8 +189,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=applied, term=term)
 
     def _check_folder_complete(self) -> None:
-        """Check H6: a replica without its journal has forgotten its votes; a replica without its dump has lost the entries trimmed into the
-        dump."""
+        """Check H6 for missing files. A replica without its journal has forgotten its votes; a replica without its dump has lost the
+        entries that the dump replaced."""
         entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
         if entries.is_new and dump.exists():
             fail_stop(f"{self.conf.journalFile} is missing beside {dump}: {ADVICE}")
@@ -197,7 +200,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- for the driver ---------------------------------------------------------------------------------------------
 
     def propose(self, entry: bytes, callback: Callback | None) -> None:
-        """Commit and apply `entry`; `callback` gets the result. From any thread.
+        """Propose `entry` to be committed and applied. `callback` receives the result. See the module's docstring for the threads that may
+        call it.
 
         Raises:
             UsageError: the entry is empty.
@@ -212,41 +216,43 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(entry, callback, _OPERATION)
 
     def barrier(self, callback: Callback) -> None:
-        """Commit an empty entry: on SUCCESS this replica's state holds everything acknowledged before the call.
+        """Propose an empty entry. When `callback` receives SUCCESS, this replica's state contains everything acknowledged before the call.
 
-        Read the state inside `callback`, on the tick thread. From any thread.
+        Read the state inside `callback`, which runs on the tick thread. See the module's docstring for the threads that may call this
+        method.
         """
         self._queue(b"", callback, _OPERATION)
 
     def set_wake_scheduler(self, later: Callable[[Callable[[], None]], object]) -> None:
-        """Use `later(call)` on the proposer's thread to wake the tick thread, so that one tick syncs all proposals made until then."""
+        """Use `later(call)` on the proposer's thread to wake the tick thread, so that one tick syncs all proposals made before `call`
+        runs."""
         self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
-        """Make the journal durable. The transport calls this before answers are sent (H2)."""
+        """Make the journal durable. The transport calls this method before it sends answers (H2)."""
         self._SyncObj__raftLog.sync()
 
     @property
     def is_learner(self) -> bool:
-        """Return whether the replica lost its log and may not vote yet."""
+        """Return whether the replica has lost its log and may not vote yet."""
         return self._learner is not None
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this replica believes that it leads; there may be a newer leader."""
+        """Return whether this replica believes that it leads. There may already be a newer leader."""
         return bool(self._isLeader())
 
     # ---- ticking ----------------------------------------------------------------------------------------------------
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
-        self.sync_journal()  # H2: entries counted below are durable
+        self.sync_journal()  # H2: the entries that are counted below must be durable
         self._force_dump_if_large()
         if self._learner is not None:
             self._learn(self._learner)
         super()._onTick(timeToWait)
 
     def _learn(self, learner: Learner) -> None:
-        """Ask to become a voter again, or become a voter; start no election until then."""
+        """Request to become a voter again, or become a voter if the request was applied. A learner starts no election."""
         self._SyncObj__raftElectionDeadline = float("inf")
         if learner.applied_term and learner.applied_term == self.raftCurrentTerm:
             self._become_voter(learner)
@@ -275,23 +281,24 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self.forceLogCompaction()
 
     def _SyncObj__tryLogCompaction(self) -> None:
-        """Compact twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
+        """Compact the log twice: the first call makes a dump if one is due, and the second call trims the journal at once instead of a tick
+        later.
 
-        Without the second call, the library would spin for 0.1 s in that tick. Every follower that needs the dump would
-        be answered that there is none.
+        Without the second call, the library would run in a busy loop for 0.1 s in that tick, and every follower that needs the dump would
+        be told that there is none.
         """
         SyncObj._SyncObj__tryLogCompaction(self)
         SyncObj._SyncObj__tryLogCompaction(self)
 
     def _checkCommandsToApply(self) -> None:
-        """Create entries from the waiting commands and send them together; the library would send one message per entry.
+        """Create entries from the waiting commands and send them in one message, whereas the library would send one message per entry.
 
-        The followers and this replica write the entries at the same time. H2 holds, since the leader counts itself only afterwards
+        The followers and this replica write the entries at the same time. H2 still holds, because the leader counts itself only afterwards
         (Ongaro's thesis, 2014, section 10.2.1).
         """
         self.on_applied()
         before = self._SyncObj__getCurrentLogIndex()
-        self._SyncObj__pipeNotifier.is_woken = False  # before any command is taken
+        self._SyncObj__pipeNotifier.is_woken = False  # must be cleared before any command is taken
         self._is_gathering = True
         try:
             super()._checkCommandsToApply()
@@ -302,7 +309,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__sendAppendEntries()
         self.sync_journal()
         if not self._SyncObj__otherNodes:
-            self._SyncObj__pipeNotifier.notify()  # without peers, no answer wakes the tick that commits
+            self._SyncObj__pipeNotifier.notify()  # without peers, no answer would wake the tick that commits
 
     def _SyncObj__sendAppendEntries(self) -> None:
         if not self._is_gathering:
@@ -310,7 +317,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _SyncObj__onBecomeLeader(self) -> None:
         SyncObj._SyncObj__onBecomeLeader(self)
-        self.sync_journal()  # H2: without peers, it counts itself for its first entry within the same tick
+        self.sync_journal()  # H2: a leader without peers counts itself for its first entry within the same tick
 
     def _doDestroy(self) -> None:
         if self._is_closed:
@@ -322,7 +329,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- proposing and applying -------------------------------------------------------------------------------------
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
-        """Apply a command under rules H11 and H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
+        """Queue a command under rules H11 and H13. `callback` is a callable, None, or the (node, request id) of a forwarded command."""
         kind = command[:1] if commandType is None else bytes([commandType])
         is_ours = kind == bytes([_OPERATION]) or (
             kind == bytes([LEARNER_REQUEST]) and is_request(command.removeprefix(kind))
@@ -333,7 +340,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(command, callback, commandType)
 
     def _queue(self, command: bytes, callback: Any, kind: int | None) -> None:
-        """Queue a command for the tick. `callback` is as in `_applyCommand`; `kind=None`: the kind is the command's first byte."""
+        """Queue a command for the next tick. `callback` is the same as in `_applyCommand`. If `kind` is None, the command's first byte is
+        its kind."""
         if callable(callback):
             callback = self._guarded(callback)
         if self._is_closed:
@@ -358,7 +366,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             log.exception("the alarm raised")
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> object:
-        """Apply a command under rules H10 and H12, whereas the library would unpickle a method's number and arguments."""
+        """Apply a command under rules H10 and H12. The library would instead unpickle a method's number and arguments."""
         if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
             return None
         if command[:1] == bytes([LEARNER_REQUEST]):
@@ -392,7 +400,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self._check_committed(node, commit_index, commit_term)
 
     def _filter_message(self, node: RaftNode, message: Message) -> Message | None:
-        """Return the message in the form that the library may process, or None to drop the message."""
+        """Return the message in a form that the library may process, or None if the message must be dropped."""
         if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
             self._alarm(
                 f"{node.id} speaks of term {message['term']}, this is {self.raftCurrentTerm}: its message is dropped"
@@ -412,7 +420,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _filter_entries(self, message: Message) -> Message | None:
         if "transmission" in message:
-            return None  # H12: a pickled entry in pieces; entries here are too small to be split
+            return None  # H12: this is a part of a pickled entry; entries here are too small to be split
         if "prevLogIdx" in message:
             return message
         return message | {"commit_index": min(message["commit_index"], self._SyncObj__raftCommitIndex)}  # H7
@@ -421,7 +429,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
             return None  # H9
         if message["success"] and message["next_node_idx"] > self._SyncObj__getCurrentLogIndex() + 1:
-            return None  # the answer would confirm entries that do not exist yet
+            return None  # such an answer would confirm entries that do not exist yet
         raises = message["next_node_idx"] > self._SyncObj__raftNextIndex[node]
         if message["reset"] and raises and not message["success"]:
             return message | {"reset": False}  # H8
@@ -438,7 +446,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     _SyncObj__pipeNotifier: Any
 
     def _check_committed(self, node: RaftNode, index: int, term: int | None) -> None:
-        """Keep the commit index, and the entries up to it; the library decreases it when an AppendEntries reaches back."""
+        """Keep the commit index and the committed entries. The library would decrease the index when an AppendEntries reaches back."""
         first = self._SyncObj__raftLog[0][1]
         if index >= first and self._term_at(index) != term:
             fail_stop(
@@ -456,12 +464,12 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__sendNextNodeIdx(
         self, node: RaftNode, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
     ) -> None:
-        """Answer an AppendEntries under rules H8 and H9, or an installed dump, which is the only success without an index."""
+        """Answer an AppendEntries under rules H8 and H9, or confirm an installed dump. Only the latter is a success without an index."""
         if success:
             self._hint = None
             if nextNodeIdx is None:
-                nextNodeIdx = self._SyncObj__raftLastApplied + 1  # entries after the dump are not compared yet
-            success = not self.is_learner  # a learner's confirmation would count
+                nextNodeIdx = self._SyncObj__raftLastApplied + 1  # entries after the dump have not been compared yet
+            success = not self.is_learner  # otherwise a learner's confirmation would count
         elif reset:
             nextNodeIdx = self._next_index_hint(nextNodeIdx)
         answer = {
@@ -474,7 +482,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__transport.send(node, answer)
 
     def _next_index_hint(self, conflict: int | None) -> int | None:
-        """Return the index from which the leader should continue: at a conflict the first entry of its term (section 5.3 of the paper)."""
+        """Return the index from which the leader should continue, or None for the end of the log. After a conflict, continue at the first
+        entry of the conflicting term (section 5.3 of the paper)."""
         now = library.monotonicTime()
         hint = None
         if self._hint is not None and now - self._hint[1] < HINT_PERIODS * self.conf.appendEntriesPeriod:
@@ -486,7 +495,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return None if hint is None else min(hint, self._SyncObj__getCurrentLogIndex() + 1)
 
     def _first_of_term(self, index: int) -> int:
-        """Return the first uncommitted entry with the term of entry `index`."""
+        """Return the index of the first uncommitted entry that has the same term as entry `index`."""
         term, lowest = self._term_at(index), self._SyncObj__raftCommitIndex + 1
         while index > lowest and self._term_at(index - 1) == term:
             index -= 1
@@ -502,7 +511,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         """Load a dump under rule H6.
 
-        `clearJournal`: the leader sent the dump; otherwise the dump is this replica's own, loaded at start.
+        `clearJournal` is true if the leader sent the dump, and false if the replica loads its own dump at the start.
         """
         last, prev, image = self._SyncObj__serializer.read()
         entries = self._SyncObj__raftLog
@@ -524,7 +533,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_proposals_covered_by_dump(last[1])
 
     def _answer_proposals_covered_by_dump(self, last: int) -> None:
-        """Answer proposals of this replica that the dump covers: whether they were committed or replaced is unknown."""
+        """Answer this replica's proposals that the dump covers. It is unknown whether these proposals were committed or replaced."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

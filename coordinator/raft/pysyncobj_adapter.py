@@ -3,8 +3,8 @@
 The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
 `SafeSyncObj` adds the file names and the state's callables.
 
-The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
-the names are checked at start; the tests also compare the hash of every file of the library.
+The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works only with that release. The version and
+the names are checked at the start; the tests also compare the hash of every file of the library.
 """
 
 import logging
@@ -25,36 +25,39 @@ from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library h
 from snapline.errors import LogError
 
 ENTRY_BYTES_MAX = 65_536
-"""Largest size of one proposed entry: a quarter of a batch, so the library never splits and pickles an entry."""
+"""Largest size, in bytes, of one proposed entry. An entry is at most a quarter of a batch, so the library never splits and pickles an
+entry."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Largest size of one AppendEntries, and of one piece of a dump; well below the 2 MiB limit of a server's message."""
+"""Largest size, in bytes, of one AppendEntries and of one piece of a dump. The size is well below the 2 MiB limit on a message to a
+server."""
 
 QUEUE_COMMANDS_MAX = 4096
-"""Largest number of proposals and forwarded commands that wait for a tick; above the driver's limit of proposals in flight."""
+"""Largest number of proposals and forwarded commands that wait for a tick. The number exceeds the driver's limit on proposals in flight."""
 
 COMPACTION_ENTRIES = 4000
 COMPACTION_ENTRIES_PER_RANK = 1000
-"""Number of entries that trigger a dump. The number differs by rank, so that replicas do not pause for a dump at the same time."""
+"""Numbers of entries that trigger a dump: for the replica of rank 0, and the increment per rank. Thus replicas do not pause for a dump at
+the same time."""
 
 COMPACTION_S = 3600.0
-"""Seconds between dumps triggered by time. The interval is long, since the number of entries should trigger dumps."""
+"""Time, in seconds, between dumps triggered by time. The interval is long, because the number of entries should trigger dumps."""
 
 JOURNAL_BYTES_MAX = 64 * 1024 * 1024
-"""Size, in bytes, of the entries since the last dump (held in memory) that triggers a dump."""
+"""Size, in bytes, of the entries since the last dump (kept in memory) that triggers a dump."""
 
 ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
-"""Election time-outs, in seconds: above the worst fsync and the longest pause for a dump. 0.35 to 0.7 s caused eleven elections within
-seconds."""
+"""Election time-outs, in seconds. The time-outs exceed the slowest fsync and the longest pause for a dump. With 0.35 to 0.7 s, there were
+eleven elections within seconds."""
 
 HEARTBEAT_S = 0.1
-"""Seconds between heartbeats; must be under a third of ELECTION_S_MIN."""
+"""Time between heartbeats, in seconds. The interval must be less than a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
-"""Seconds without a majority after which a leader steps down."""
+"""Time, in seconds, after which a leader that reaches no majority steps down."""
 
 TICK_S = 0.02
-"""Longest wait of a tick for an event, in seconds."""
+"""Longest time, in seconds, that a tick waits for an event."""
 
 
 def raft_configuration(
@@ -69,12 +72,12 @@ def raft_configuration(
     """Return the settings of one replica.
 
     Args:
-        rank: the replica's place in the sorted list of members, from 0.
-        compaction_entries: entries in the journal beyond which rank 0 makes a dump.
-        batch_bytes: size of one AppendEntries and of one piece of a dump; for tests. An entry must be smaller.
-        election_s: shortest and longest wait for a leader, in seconds.
+        rank: the replica's position in the sorted list of members, counted from 0.
+        compaction_entries: number of entries in the journal beyond which the replica of rank 0 makes a dump.
+        batch_bytes: size, in bytes, of one AppendEntries and of one piece of a dump; changed only in tests. An entry must be smaller.
+        election_s: shortest and longest time, in seconds, to wait for a leader.
         heartbeat_s: period of AppendEntries, in seconds.
-        fallback_s: see FALLBACK_S.
+        fallback_s: same as FALLBACK_S.
     """
     return SyncObjConf(
         autoTick=False,  # the driver's thread ticks
@@ -100,16 +103,16 @@ def raft_configuration(
 
 
 class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
-    """Replica with its permanent id and its address.
+    """A replica with its permanent id and its address.
 
-    The library iterates over sets of nodes. Their hash is equal in every process, so a seed reproduces a run.
+    The library iterates over sets of nodes. The hash of a node is equal in every process, so a seed reproduces a run.
     """
 
     def __init__(self, id: str, address: str) -> None:
         """Create a replica with an id and an address.
 
         Args:
-            id: the replica's name in the static list of members, such as `"c1"`; equal ids mean the same replica.
+            id: the replica's name in the static list of members, such as `"c1"`. Equal ids identify the same replica.
             address: `host:port` of the replica's gRPC server.
         """
         super().__init__(id, address=address)
@@ -126,7 +129,7 @@ class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
 
 
 RELEASE = "0.3.17"
-"""The reviewed release. Older releases forget term and vote at a restart; newer releases are not reviewed."""
+"""The reviewed release. Older releases forget term and vote at a restart; newer releases have not been reviewed."""
 
 METHODS = (
     "_applyCommand",
@@ -164,10 +167,10 @@ ATTRIBUTES = (
     "_SyncObj__serializer",
     "_SyncObj__transport",
 )
-"""Attributes of a SyncObj, set by its constructor."""
+"""Attributes that the constructor of SyncObj sets."""
 
 GLOBALS = ("Serializer", "createJournal", "monotonicTime", "_RAFT_STATE", "_COMMAND_TYPE")
-"""Names in `pysyncobj.syncobj`."""
+"""Required names in the module `pysyncobj.syncobj`."""
 
 NOTIFIER_ATTRIBUTES = ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW")
 """Attributes of PySyncObj's PipeNotifier, which never closes its pipe."""
@@ -194,16 +197,16 @@ SHA256_OF_FILES = {
     "version.py": "0b8426a8b52ecf874193897d26c4214acbd85335145ea9ff17e27a22b1132943",
     "win_inet_pton.py": "75315fdf68bfa4219c2952b21077387be45a02c4f01db45c7355cdc883c8e9cc",
 }
-"""All files that importing the library reads, as reviewed."""
+"""The digests of all reviewed files that Python reads when it imports the library."""
 
 _swap_lock = threading.Lock()
 
 
 def check_release() -> None:
-    """Compare the installed library with the reviewed one.
+    """Check that the installed release of the library is the one that was reviewed.
 
     Raises:
-        LogError: the library has another version, or a name is missing.
+        LogError: the library has another version or lacks a required name.
     """
     if version.VERSION != RELEASE:
         raise LogError(
@@ -215,7 +218,7 @@ def check_release() -> None:
 
 
 def missing_names() -> list[str]:
-    """Return hooked names that the installed library does not have."""
+    """Return the names that the hooks require but that the installed library does not have."""
     set_by = {
         **dict.fromkeys(ATTRIBUTES, library.SyncObj.__init__.__code__.co_names),
         **dict.fromkeys(NOTIFIER_ATTRIBUTES, pipe_notifier.PipeNotifier.__init__.__code__.co_names),
@@ -229,8 +232,8 @@ def missing_names() -> list[str]:
 def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
     """Make SyncObj's constructor use `SqliteJournal` and `DumpFile` instead of the library's classes (H1, H5).
 
-    The constructor takes both from globals of its module. They are swapped during one constructor call only, by one thread at a time,
-    so the library itself is unchanged.
+    The constructor looks up both classes in the globals of its module. These globals are replaced only during one constructor call, by one
+    thread at a time, so the library itself stays unchanged.
     """
     with _swap_lock:
         before = library.createJournal, library.Serializer
@@ -244,7 +247,7 @@ def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) ->
 def forbid_pickle() -> None:
     """Make the library unable to unpickle anything, in the whole process (H12).
 
-    This program pickles nothing, so bytes that reach one of the library's `load` calls are an attack.
+    This program pickles nothing, so bytes that reach one of the library's `load` functions are an attack.
     """
     library_pickle.load = library_pickle.loads = _refuse
 
@@ -254,14 +257,14 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class FalseAlarmFilter(logging.Filter):
-    """Log filter that drops a line of the library that is wrong with this journal.
+    """Log filter that drops one of the library's messages, which is wrong with this journal.
 
-    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
-    applied entries are never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
+    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back. With the kept tail (H4), applied entries are
+    never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to keep the line."""
+        """Return whether to keep the log record."""
         return not str(record.msg).startswith("truncating already-applied")
 
 
@@ -269,17 +272,20 @@ _false_alarms = FalseAlarmFilter()
 
 
 def drop_false_alarms() -> None:
-    """Install the filter in the library's logger. May be called again."""
+    """Install the filter in the library's logger. A repeated call has no effect."""
     library.logger.addFilter(_false_alarms)
 
 
 class WakeUp:
-    """The library's notifier, which writes one byte for all proposals until commands are taken; the original writes one byte per proposal.
+    """The library's notifier, except that it writes one byte for all proposals made until commands are taken. The original writes one byte
+    per proposal.
 
-    Each write is a system call that releases the interpreter lock. The tick would then take and sync only the proposals made so far.
+    Each write is a system call that releases the interpreter lock. With the original, the tick would then take and sync only the proposals
+    made so far.
 
     Attributes:
-        later: schedules a call after the proposer's current work. If None, or on the tick thread, the byte is written at once.
+        later: function that schedules a call after the proposer's current work. If `later` is None, or on the tick thread, the byte is
+            written at once.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -291,10 +297,10 @@ class WakeUp:
         self._is_closed = False
 
     def notify(self) -> None:
-        """Wake the tick.
+        """Wake the tick thread.
 
-        Call it after queueing, from the tick thread or the thread of `later`: if `is_woken` is set, the tick will still
-        take the commands.
+        Call this method after queueing a command, from the tick thread or from the thread of `later`. If `is_woken` is set, the tick has
+        not taken the commands yet, so no byte is needed.
         """
         if self.is_woken:
             return
@@ -305,13 +311,13 @@ class WakeUp:
             self.later(self._write)
 
     def _write(self) -> None:
-        with self._closing:  # a closed descriptor's number may be reused
+        with self._closing:  # after a close, the descriptor's number may be reused
             if not self._is_closed:
-                with suppress(BlockingIOError):  # the pipe is full: the tick will wake
+                with suppress(BlockingIOError):  # the pipe is full, so the tick thread will wake anyway
                     self.pipe.notify()
 
     def close(self, poller: Any) -> None:
-        """Close the pipe, which the library would leak: two file descriptors per ended replica."""
+        """Close the pipe. The library would leak its two file descriptors for each replica that ends."""
         with self._closing:
             self._is_closed = True
             poller.unsubscribe(self.pipe._PipeNotifier__pipeR)

@@ -1,23 +1,24 @@
-"""Replica of the log, and its driver: a thread that runs Raft's ticks, and an asyncio interface for proposals and reads.
+"""A replica of the log, and its driver: a thread that runs Raft's ticks, with an asyncio interface for proposals and reads.
 
 Theory of operation
 -------------------
-A `Replica` consists of streams on the event loop, a Raft node on its own thread, and a driver that connects the two.
+A `Replica` consists of streams on the event loop, a Raft node on a separate thread, and a driver that connects the two.
 
 pysyncobj is single-threaded; only proposing is safe from other threads. So one thread creates, ticks and destroys the node. Other calls
-(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue; one signal makes the loop empty
-it.
+(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue, and one signal makes the loop
+empty the queue.
 
-*Proposals.* A callback may never fire, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
-after which its outcome is *unknown*; its caller proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight, and
-further ones are rejected at once, so memory is bounded.
+*Proposals.* A callback may never be called, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
+after which its outcome is *unknown*; its caller then proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight.
+Further proposals are rejected at once, so memory is bounded.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off may still answer for a while after its
-successor was elected. So a read waits until an empty entry (a barrier), proposed after the read began, is applied here: then this replica
-has applied everything acknowledged before. The reply is built at that moment, on the tick thread. Readers share barriers. A reader that
-arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the read.
+*Reads (linearizable, Herlihy and Wing 1990).* There are no leases, so a leader that is cut off may still answer for a while after its
+successor was elected. Therefore a read waits until an empty entry (a barrier), proposed after the read began, is applied on this replica.
+At that moment this replica has applied everything acknowledged before the read, and the tick thread builds the reply. Readers share
+barriers. A reader that arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the
+read.
 
-*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
+*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks the process ends, since the node's
 memory may be corrupt.
 
 An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
@@ -53,20 +54,21 @@ from snapline.telemetry.metrics import Distribution
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry is in the log permanently, and applied on this replica."""
+    """Outcome of an entry that is in the log permanently and has been applied on this replica."""
 
     result: object
-    """Return value of the machine's `apply` on this replica."""
+    """The value that the machine's `apply` returned on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry is not in the log, and this attempt will not add it."""
+    """Outcome of an entry that is not in the log, and that this attempt will not add."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry may be in the log, now or later. The caller proposes the same request again; the state recognises repetitions."""
+    """Outcome of an entry that may be in the log, now or later. The caller proposes the same request again; the state detects
+    duplicates."""
 
     reason: str
 
@@ -88,7 +90,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Translate the arguments of the library's callback into an outcome. Only codes that mean "not appended" are rejections."""
+    """Convert the arguments of the library's callback to an outcome. Only codes that mean "not appended" become rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)
@@ -101,15 +103,15 @@ ValueT = TypeVar("ValueT")
 
 
 class Pending:
-    """Futures of one event loop that receive the outcome of their proposal, or *unknown* after a time-out.
+    """Futures of one event loop, each of which receives the outcome of its proposal, or *unknown* after a time-out.
 
-    All futures share one timer, because a timer for each would be a seventh of a proposal's cost.
+    All futures share one timer, because a separate timer for each would take a seventh of the CPU time of a proposal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._deadlines: dict[asyncio.Future[Outcome], tuple[float, float]] = {}
-        """Future → (deadline by the loop's time, time-out), in seconds."""
+        """Future → (deadline by the loop's clock, time-out), both in seconds."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
 
@@ -117,7 +119,7 @@ class Pending:
         return len(self._deadlines)
 
     def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
-        """Return a future for one more proposal. The caller must `discard` the future once it has its outcome."""
+        """Return a future for one more proposal. The caller must call `discard` once the future has its outcome."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         at_s = self._loop.time() + timeout_s
         self._deadlines[future] = at_s, timeout_s
@@ -126,11 +128,11 @@ class Pending:
         return future
 
     def discard(self, future: "asyncio.Future[Outcome]") -> None:
-        """Stop waiting for a future."""
+        """Stop tracking a future."""
         del self._deadlines[future]
 
     def give_up(self, reason: str) -> None:
-        """Settle all futures as unknown."""
+        """Set the outcome of all futures to unknown."""
         for future in self._deadlines:
             settle(future, Unknown(reason))
 
@@ -151,30 +153,31 @@ class Pending:
 
 
 def settle(future: "asyncio.Future[ValueT]", value: ValueT) -> None:
-    """Set a future's result, unless it is done or cancelled."""
+    """Set a future's result, unless the future is done or cancelled."""
     if not future.done():
         future.set_result(value)
 
 
 def settle_error(future: "asyncio.Future[ValueT]", error: BaseException) -> None:
-    """Set a future's exception, unless it is done or cancelled."""
+    """Set a future's exception, unless the future is done or cancelled."""
     if not future.done():
         future.set_exception(error)
 
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets of commit latency; the last bucket has none."""
+"""Upper bounds, in seconds, of the buckets for commit latency. A further bucket has no upper bound."""
 
 
 class Counters:
-    """Counters of one replica since its start. `commits_s`: durations of commits, in seconds."""
+    """Counters of one replica since its start. `commits_s` counts commits by their duration in seconds."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
         self.barriers = self.reads = 0
         self.ticks = self.tick_errors = 0
         self.tick_s_max = 0.0
-        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay below the election time-out."""
+        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay shorter than the election
+        time-out."""
         self.leader_changes = 0
         self.commits_s = Distribution(LATENCY_BUCKETS_S)
 
@@ -192,17 +195,19 @@ class Counters:
 _log = logging.getLogger("snapline.coordinator.raft")
 
 IN_FLIGHT_MAX = 1024
-"""Largest number of proposals in flight: a quarter of the library's queue, which also takes proposals forwarded by other replicas."""
+"""Largest number of proposals in flight. The number is a quarter of the size of the library's queue, which also contains proposals
+forwarded by other replicas."""
 
 PROPOSE_S = 5.0
-"""Time limit of a proposal. It is longer than one and a half elections, so most proposals during an election are answered."""
+"""Time limit, in seconds, for a proposal. The limit is longer than one and a half elections, so most proposals made during an election are
+answered."""
 
 READ_S = 5.0
 BARRIER_S = 1.0
-"""Seconds after which another barrier is tried, because the frame of the first may be lost."""
+"""Time, in seconds, after which another barrier is proposed, since the frame of the first barrier may have been lost."""
 
 RETRY_S = 0.05
-"""Seconds between failed barriers, which fail at once if there is no leader."""
+"""Time, in seconds, between failed barriers, which fail at once if there is no leader."""
 
 TRANSFER_S = 5.0
 STATUS_S = 5.0
@@ -215,12 +220,12 @@ T = TypeVar("T")
 
 
 class RaftDriver:
-    """Driver of one replica for asyncio. Create it, `start` it, and use it from one event loop.
+    """Asyncio driver of one replica. Create it, `start` it, and use it from one event loop.
 
     Attributes:
-        standing: the leader, as far as this replica knows; immutable, replaced when it changes.
+        standing: the current term and leader, as far as this replica knows. The object is immutable and replaced when they change.
         counters: counters of this replica; read only.
-        failure: why the tick thread has ended by itself; None: the thread has not failed.
+        failure: the error that ended the tick thread; None if the thread has not failed.
     """
 
     def __init__(
@@ -230,12 +235,12 @@ class RaftDriver:
         *,
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Create the driver; nothing runs before `start`.
+        """Create the driver. Nothing runs before `start`.
 
         Args:
-            make_node: called on the tick thread; the node's transport must drain `inbox`.
+            make_node: function that creates the node, called on the tick thread. The node's transport must empty `inbox`.
             inbox: inbox of the node's streams.
-            on_standing: called on the loop when `standing` has changed; must not block.
+            on_standing: function called on the loop when `standing` has changed. The function must not block.
         """
         self.standing = Standing()
         self.counters = Counters()
@@ -251,7 +256,7 @@ class RaftDriver:
         self._answers: deque[Callable[[], None]] = deque()
         self._is_signalled = False
         self._ticking = 0
-        """Identifier of the tick thread while it ticks."""
+        """Identifier of the tick thread while the thread is running ticks, otherwise 0."""
         self._barrier = _Barrier(self)
 
     async def start(self) -> None:
@@ -266,7 +271,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica; the outcome of unanswered proposals is unknown. May be called again."""
+        """End the replica. The outcome of unanswered proposals is then unknown. A repeated call has no effect."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:
@@ -276,11 +281,11 @@ class RaftDriver:
     # ---- proposing --------------------------------------------------------------------------------------------------
 
     async def propose(self, entry: bytes, *, timeout_s: float = PROPOSE_S) -> Outcome:
-        """Commit `entry`, and wait until it is applied here.
+        """Propose `entry`, and wait until it is committed and applied on this replica.
 
         Args:
-            entry: 1 to ENTRY_BYTES_MAX bytes, as the machine's `apply` takes them.
-            timeout_s: seconds to wait, after which the outcome is unknown.
+            entry: 1 to ENTRY_BYTES_MAX bytes that the machine's `apply` can handle.
+            timeout_s: time, in seconds, after which the outcome is unknown.
 
         Raises:
             UsageError: the entry is empty, or too large (MessageTooLargeError).
@@ -298,7 +303,7 @@ class RaftDriver:
             return self._counted(await future, began_s)
         except UsageError:
             raise
-        except Exception as error:  # the entry may be queued
+        except Exception as error:  # the entry may already be queued
             _log.exception("proposing")
             return self._counted(Unknown(f"proposing raised {error!r}"), began_s)
         finally:
@@ -315,9 +320,10 @@ class RaftDriver:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def read(self, build: Callable[[], T], *, timeout_s: float = READ_S) -> T:
-        """Return `build()`, called on the tick thread once the state holds everything acknowledged before this call.
+        """Return the value of `build()`, which is called on the tick thread once the state contains everything acknowledged before this
+        call.
 
-        `build` must return an immutable value and not change the state. An exception that it raises is raised here.
+        `build` must return an immutable value and must not change the state. An exception that it raises is raised by this method.
 
         Raises:
             CoordinatorUnavailableError: no majority answered in time.
@@ -338,17 +344,17 @@ class RaftDriver:
         )
 
     async def wait_ready(self, *, timeout_s: float = READ_S) -> None:
-        """Wait until a barrier that this replica proposed has succeeded. Raises the same errors as `read`."""
+        """Wait until a barrier that this replica has proposed succeeds. Raise the same errors as `read`."""
         await self.read(lambda: None, timeout_s=timeout_s)
 
     # ---- for operators ----------------------------------------------------------------------------------------------
 
     async def status(self, *, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """Return this replica's status. Raises CoordinatorUnavailableError if its thread does not answer in time."""
+        """Return this replica's status. Raise CoordinatorUnavailableError if the tick thread does not answer in time."""
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Transfer the leadership to another replica; return the new leader. `to=None`: the replica with the largest part of the log.
+        """Transfer the leadership to another replica, and return the new leader. If `to` is None, choose the replica with the longest log.
 
         Raises:
             UsageError: this replica does not lead, or `to` does not name another replica.
@@ -375,11 +381,11 @@ class RaftDriver:
 
     @property
     def is_learner(self) -> bool:
-        """Return whether this replica lost its log and may not vote yet; may be slightly stale."""
+        """Return whether this replica has lost its log and may not vote yet. The value may be slightly stale."""
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, with times in seconds. Values of the journal may be slightly stale."""
+        """Return counters and gauges by name, with times in seconds. Values that concern the journal may be slightly stale."""
         counters, standing = self.counters, self.standing
         journal = self._node._SyncObj__raftLog if self._node is not None else None
         values = {
@@ -414,11 +420,10 @@ class RaftDriver:
     # ---- between the threads ----------------------------------------------------------------------------------------
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
-        """Run `call` on the loop, from any thread, in order; one signal wakes the loop for all waiting calls.
+        """Run `call` on the loop, from any thread. Calls run in order, and one signal wakes the loop for all waiting calls.
 
-        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many
-        answers. So a tick signals the entries that it has applied before it waits for the disk, and signals the rest at
-        its end.
+        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many answers. Therefore a
+        tick sends one signal for the entries that it has applied, before it waits for the disk, and another at its end.
         """
         self._answers.append(call)
         if threading.get_ident() != self._ticking:
@@ -430,7 +435,7 @@ class RaftDriver:
             call_soon(self._loop, self._run_answers)
 
     def _run_answers(self) -> None:
-        self._is_signalled = False  # cleared first: a caller that finds it set has appended its call
+        self._is_signalled = False  # cleared first, because a caller that finds it set has already appended its call
         while self._answers:
             try:
                 self._answers.popleft()()
@@ -538,7 +543,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to start an election; return False if that replica is not up to date."""
+        """Ask another replica to start an election. Return False if no suitable replica is up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -552,7 +557,7 @@ class RaftDriver:
 
 
 class _Barrier:
-    """Readers that wait for the barrier in flight, and for the next one."""
+    """The readers that wait for the barrier in flight, and the readers that wait for the next barrier."""
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver
@@ -567,7 +572,7 @@ class _Barrier:
             self._task = asyncio.create_task(self._serve())
 
     def give_up(self, reason: str) -> None:
-        """Fail all readers. Runs on the event loop."""
+        """Fail all waiting readers. Runs on the event loop."""
         for reader in self._next + self._under_way:
             settle_error(reader.future, CoordinatorUnavailableError(reason))
         self._next = self._under_way = []
@@ -582,14 +587,14 @@ class _Barrier:
                 self._under_way = [reader for reader in self._under_way if not (has_succeeded or reader.future.done())]
                 if self._under_way:
                     await asyncio.sleep(RETRY_S)
-                    # A new barrier is proposed after the reads of later readers, so it serves those readers, too.
+                    # A new barrier is proposed after the later readers' reads began, so it serves those readers too.
                     self._under_way, self._next = self._under_way + self._next, []
 
     async def _try_once(self, readers: "list[_Reader]") -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def passed(_: object, code: int | None) -> None:
-            # Runs on the tick thread, because only at this moment the state is as of the barrier.
+            # Runs on the tick thread, because only at this moment does the state match the barrier's position in the log.
             if code == FAIL_REASON.SUCCESS:
                 for reader in readers:
                     reader.build_reply(self._driver)
@@ -605,7 +610,7 @@ class _Barrier:
 
 
 class _Reader:
-    """Reader that waits for a barrier."""
+    """A reader that waits for a barrier."""
 
     __slots__ = ("_build", "future")
 
@@ -614,7 +619,7 @@ class _Reader:
         self._build: Callable[[], Any] = build
 
     def build_reply(self, driver: RaftDriver) -> None:
-        """Build the reply. Runs on the tick thread."""
+        """Build the reply and pass it to the reader. Runs on the tick thread."""
         if self.future.done():
             return
         try:
@@ -627,13 +632,13 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a replica.
 
     Attributes:
-        node: its id, one of `members`.
-        members: id → "host:port" of all replicas; the same everywhere, permanently.
-        folder: folder of its files, on a local disk, used by this replica alone.
-        cluster: name of the cluster; files and replicas of another one are refused.
+        node: id of the replica, which is one of `members`.
+        members: id → "host:port" for all replicas. The mapping is the same on every replica and never changes.
+        folder: folder for the replica's files, on a local disk and used by this replica alone.
+        cluster: name of the cluster. Files and replicas of another cluster are refused.
         marks: storage of the log marks, shared by all replicas and outside their folders.
-        security: certificates of role coordinator, or loopback only.
-        configuration: settings of the library; default: `raft_configuration` with this replica's rank.
+        security: certificates for the role coordinator, or loopback only.
+        configuration: settings of the library; None means `raft_configuration` with this replica's rank.
     """
 
     node: str
@@ -646,11 +651,11 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica:
-    """Replica of the coordinator's log. Create it on the event loop that serves, and `start` it once its server is bound.
+    """A replica of the coordinator's log. Create it on the event loop that serves requests, and `start` it once its server is bound.
 
     Attributes:
-        driver: proposals, reads, status.
-        streams: Raft streams, to be added to the server.
+        driver: the driver, for proposals, reads and status.
+        streams: the Raft streams, which must be added to the server.
     """
 
     def __init__(
@@ -661,12 +666,13 @@ class Replica:
         on_alarm: Callable[[str], None],
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Create the replica; nothing runs yet.
+        """Create the replica. Nothing runs before `start`.
 
         Args:
-            machine: the replicated state; called on the tick thread only.
-            on_alarm: called on the tick thread with a sentence for operators; must return at once.
-            on_standing: see RaftDriver.
+            options: options of the replica.
+            machine: the replicated state machine, which is called only on the tick thread.
+            on_alarm: function called on the tick thread with a sentence for operators. The function must return at once.
+            on_standing: same as in `RaftDriver`.
 
         Raises:
             UsageError: the members are inconsistent.
@@ -695,20 +701,20 @@ class Replica:
         self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Accept the other replicas' streams on `server`, which is not started yet."""
+        """Accept the other replicas' streams on `server`, which has not been started yet."""
         self.streams.add_to_server(server)
 
     async def start(self) -> None:
-        """Open the files and join the cluster. Raises LogError if the files are damaged or cannot be read."""
+        """Open the files and join the cluster. Raise LogError if the files are damaged or cannot be read."""
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the replica; the files remain. May be called again."""
+        """End the replica; its files remain. A repeated call has no effect."""
         await self.driver.stop()
         await self.streams.stop()
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, for Prometheus; times in seconds."""
+        """Return counters and gauges by name, for Prometheus, with times in seconds."""
         streams = self.streams
         return self.driver.metrics() | {
             "raft_streams_opened_total": float(streams.opened),

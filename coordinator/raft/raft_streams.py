@@ -2,26 +2,28 @@
 
 Theory of operation
 -------------------
-`rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port of all other services. The
-sender dials. The receiver accepts by sending its initial metadata; only then does the sender count it as connected. gRPC preserves the
-order and does not resend anything. Messages in flight are lost with their stream, and Raft sends them again.
+`rpc Replicate(stream RaftBatch) returns (RaftDone)`: each pair of replicas has one stream per direction, on the same port as all other
+services. The sender dials. The receiver accepts by sending its initial metadata, and only then does the sender count the receiver as
+connected. gRPC preserves the order and does not resend anything. Messages in flight are lost with their stream, and Raft resends them.
 
-The certificate identifies the caller before a frame is read: role coordinator, and an id of the static list. The hello must have the same
-name. Without certificates (loopback, or the user's `--insecure`) the receiver dials back (`security/dial_back.py`): it calls the replica's
-own address to ask whether that replica is the caller, and changes nothing before the replica confirms.
+The certificate identifies the caller before a frame is read: it must have the role coordinator and an id from the static list. The hello
+must contain the same name. Without certificates (on loopback, or with the user's `--insecure`) the receiver dials back
+(`security/dial_back.py`): it calls the replica's advertised address and asks whether that replica is the caller. The receiver changes
+nothing before the replica confirms.
 
-A session is (boot, stream): the durable number of this replica's starts, and the number of its dials since. A newer session of a peer ends
-the older one, an older session is refused, and a session is used once. No clock is involved. Sessions of different logs of a peer are not
-compared: a replica that lost its disk counts from one again.
+A session is a pair (boot, stream). `boot` counts the starts of this replica and is durable; `stream` counts how often the replica has
+dialled since its last start. A newer session of a peer ends the older one, an older session is refused, and a session is used only once. No
+clock is involved. If a peer's log has changed, its sessions are not compared, because a replica that has lost its disk counts from one
+again.
 
-*Inbox.* The event loop hands calls to the tick thread, and wakes it by a pipe on which the library's poller waits. A producer appends its
-item and then, unless the inbox is marked as woken, sets the mark and writes a byte. The tick thread (1) empties the pipe, (2) clears the
-mark, (3) takes the items. So a producer that finds the mark set has appended its item before the tick thread takes the items. If the mark
-were cleared after taking, or the pipe emptied after clearing, a wake-up could be lost.
+*Inbox.* The event loop hands calls to the tick thread, and wakes it through a pipe on which the library's poller waits. A producer appends
+its item. Then, unless the inbox is marked as woken, the producer sets the mark and writes a byte. The tick thread (1) empties the pipe, (2)
+clears the mark, and (3) takes the items. So if a producer finds the mark set, the tick thread takes its item. If the mark were cleared
+after the items are taken, or the pipe emptied after the mark is cleared, a wake-up could be lost.
 
-Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's
-stream; then gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest
-dump, which a leader sends without waiting for answers.
+Bounds. A batch ends at 1 MiB or 1,024 messages. When 4,096 messages or 32 MiB from one peer are waiting in the inbox, that peer's stream is
+no longer read. If a stream is not read, gRPC's window fills, and finally the peer's outbox. A stream whose outbox exceeds 64 MiB is ended.
+That limit must exceed the largest dump, which a leader sends without waiting for answers.
 """
 
 import asyncio
@@ -48,11 +50,12 @@ from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
 from snapline.security.transport import LINK_AGE_S_MAX, Security, transport_mismatch
 
 Item = Callable[[], None]
-"""A call to make on the tick thread."""
+"""A call to execute on the tick thread."""
 
 
 class Inbox:
-    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. Producers bound the size."""
+    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. The producers limit the size of
+    the queue."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
@@ -64,34 +67,34 @@ class Inbox:
         os.set_blocking(self._write_end, False)
 
     def put(self, item: Item) -> None:
-        """Queue `item` for the tick thread; it is dropped if the inbox is closed."""
+        """Queue `item` for the tick thread. If the inbox is closed, the item is dropped."""
         self._items.append(item)
         self.wake()
 
     def wake(self) -> None:
-        """Wake the tick thread."""
+        """Wake the tick thread, unless it has already been woken."""
         if self._is_woken:
             return
         self._is_woken = True
-        # The lock prevents writing to a descriptor that was closed and reused in between.
+        # The lock ensures that the descriptor is not closed, and its number reused, before the write.
         with self._closing:
             if not self._is_closed:
-                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread will wake
+                with contextlib.suppress(BlockingIOError):  # the pipe is full, so the tick thread will wake anyway
                     os.write(self._write_end, b"w")
 
     def take(self) -> list[Item]:
-        """Take all items; called on the tick thread."""
+        """Take and return all items. Runs on the tick thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.descriptor, 4096)
         self._is_woken = False
         items: list[Item] = []
-        # Only the items present now: an endless producer must not delay the ticks.
+        # Only the items present now are taken, because an endless producer must not delay the ticks.
         for _ in range(len(self._items)):
             items.append(self._items.popleft())
         return items
 
     def close(self) -> None:
-        """Drop all items, including later ones. May be called again."""
+        """Drop all items, including items that are added later. A repeated call has no effect."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -101,11 +104,12 @@ class Inbox:
 
 
 ROLE = "coordinator"
-"""Role in the certificates of replicas."""
+"""Role in the certificates of coordinator replicas."""
 
 
 class DialledChannel:
-    """The channel to one peer: kept while dials fail, so that its backoff grows; replaced for new certificates."""
+    """The channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows, and replaced when certificates
+    change."""
 
     def __init__(self, security: Security, node: RaftNode) -> None:
         self._security = security
@@ -116,7 +120,7 @@ class DialledChannel:
 
     @property
     def is_old(self) -> bool:
-        """Return whether the channel must be replaced so that an expired or withdrawn certificate is no longer used."""
+        """Return whether the channel must be replaced because its certificate was renewed or the channel has reached its maximum age."""
         age_s = asyncio.get_running_loop().time() - self._made_s
         return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
 
@@ -140,42 +144,42 @@ SERVICE = raft_pb2.DESCRIPTOR.services_by_name["Raft"].full_name
 METHOD = "Replicate"
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""Size at which a batch ends; one more message still fits into the receiver's limit."""
+"""Size, in bytes, at which a batch ends. One more message still fits into the receiver's limit."""
 
 INBOX_MESSAGES_MAX = 4096
 INBOX_BYTES_MAX = 32 * 1024 * 1024
-"""Limits, in messages and bytes, of one peer's messages that wait for the tick thread. Beyond either limit its stream is not read. They
-hold several batches of a dump."""
+"""Limits, in messages and bytes, on one peer's messages that wait for the tick thread. While either limit is exceeded, the peer's stream is
+not read. The limits leave room for several batches of a dump."""
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024
-"""Largest number of bytes waiting for one peer; beyond it the stream is ended. The limit exceeds the largest state (16 MiB) with its
-log."""
+"""Largest number of bytes waiting for one peer. If the limit is exceeded, the stream is ended. The limit exceeds the largest state (16 MiB)
+with its log."""
 
 CONNECT_S_MAX = 2.0
-"""Time limit, in seconds, for a connection and for the first batch on it: the longest election time-out."""
+"""Time limit, in seconds, for connecting and for the first batch on the connection. The limit equals the longest election time-out."""
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
-"""Seconds between dials: at most half the shortest election time-out, so that a returning replica is connected before it starts an
-election."""
+"""Shortest and longest time, in seconds, between dials. The longest is half the shortest election time-out, so that a returning replica is
+connected before it starts an election."""
 
 LOGGED_REFUSALS_MAX = 100
-"""Number of refusal reasons remembered, so that each is logged once and not at every dial."""
+"""Number of refusal reasons that are remembered. A remembered reason is logged once and not at every dial."""
 
 ADDRESS_MAX = 300
-"""Largest length of a peer's address in a message."""
+"""Largest length, in characters, of a peer's address in a message."""
 
 TRANSPORT_CHECK_S = 0.5
-"""Seconds between checks whether a replica that has never answered differs from this replica in its use of TLS."""
+"""How often, in seconds, this replica checks whether a replica that has never accepted a stream differs from it in its use of TLS."""
 
 RENEWAL_CHECK_S = 1.0
-"""Seconds between a stream's checks whether its certificate was replaced."""
+"""How often, in seconds, a stream checks whether its certificate was replaced."""
 
 _ACCEPTED = ("snapline-raft", "accepted")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class TickSide(Protocol):
-    """Interface of the transport for stream events, which arrive through the inbox."""
+    """Interface that `PeerStreams` requires from the transport, which receives stream events through the inbox."""
 
     def opened(self, stream: "OutgoingStream") -> None: ...
     def closed(self, stream: "OutgoingStream") -> None: ...
@@ -185,7 +189,7 @@ class TickSide(Protocol):
 class OutgoingStream:
     """This replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
 
-    Each thread counts the bytes that it pushes or takes; the difference of the two counts is the size of the outbox.
+    The tick thread counts the bytes that it pushes, and the event loop those that it takes. The difference is the size of the outbox.
     """
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
@@ -206,13 +210,13 @@ class OutgoingStream:
         return self._pushed_bytes - self._taken_bytes
 
     def push(self, piece: bytes) -> bool:
-        """Queue a piece, on the tick thread; return False if the outbox is full."""
+        """Queue a piece. Return False if the outbox is full. Runs on the tick thread."""
         if self.waiting_bytes + len(piece) > OUTBOX_BYTES_MAX:
             return False
         self._pieces.append(piece)
         self._pushed_bytes += len(piece)
         if not self._is_signalled:
-            # One signal for all pieces pushed until the loop runs; it clears the flag before taking.
+            # One signal serves all pieces pushed until the loop runs, which clears the flag before it takes the pieces.
             self._is_signalled = True
             call_soon(self._loop, self._wake)
         return True
@@ -231,7 +235,7 @@ class OutgoingStream:
         return b"".join(taken)
 
     def end(self, why: str) -> None:
-        """Decide that the stream is over, on the loop. May be called again."""
+        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         self._pieces.clear()
         if not self.ended.done():
@@ -243,7 +247,7 @@ class OutgoingStream:
 
 
 class IncomingStream:
-    """A peer's stream to this replica, with counts of its messages that wait for the tick thread."""
+    """A peer's stream to this replica, with counts of its messages that are waiting for the tick thread."""
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
         self.peer = peer
@@ -262,7 +266,7 @@ class IncomingStream:
         return self._arrived[0] - self._handled[0], self._arrived[1] - self._handled[1]
 
     def arrived(self, messages: int, size_bytes: int) -> None:
-        """Count messages that go into the inbox. Runs on the event loop."""
+        """Count messages that are put into the inbox. Runs on the event loop."""
         self._arrived[0] += messages
         self._arrived[1] += size_bytes
 
@@ -275,16 +279,18 @@ class IncomingStream:
             call_soon(self._loop, self._room.set)
 
     async def room(self) -> None:
-        """Wait until more messages may be read. Runs on the event loop."""
+        """Wait until more messages may be read from the stream. Runs on the event loop."""
         while not self._has_room():
             self._room.clear()
             self._is_full = True
-            if self._has_room():  # messages handled between the two lines above, before the tick thread saw the flag
+            if (
+                self._has_room()
+            ):  # messages were handled between the two lines above, before the tick thread saw the flag
                 break
             await self._room.wait()
 
     def end(self, why: str) -> None:
-        """Decide that the stream is over, on the loop. May be called again."""
+        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         if not self.ended.done():
             self.ended.set_result(why)
@@ -295,12 +301,12 @@ class IncomingStream:
 
 
 class Refusals:
-    """Reasons why other replicas reject this replica's streams.
+    """Reasons why other replicas refuse this replica's streams.
 
     Attributes:
-        accepted: replicas that have ever accepted a stream; their later refusals may be temporary.
-        denials: replica → why it permanently refused this replica's last stream; empty: the stream was not refused.
-        other_transports: replica → message that the two replicas differ in their use of TLS; empty: both use the same transport.
+        accepted: replicas that have ever accepted a stream. If these replicas refuse a stream later, the refusal may be temporary.
+        denials: replica → why it permanently refused this replica's last stream; "" if it did not.
+        other_transports: replica → message that the two replicas differ in their use of TLS; "" if they do not.
     """
 
     def __init__(self) -> None:
@@ -309,25 +315,25 @@ class Refusals:
         self.other_transports: dict[str, str] = {}
 
     def final(self) -> dict[str, str]:
-        """Return, for each replica that has never accepted a stream, why it refuses permanently."""
+        """Map each replica that has never accepted a stream, and refuses streams permanently, to its reason."""
         reasons = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
         return {peer: why for peer, why in reasons.items() if why and peer not in self.accepted}
 
 
 class PeerStreams:
-    """All Raft streams of one replica. Created on the event loop. Methods for the tick thread say so.
+    """All Raft streams of one replica. Methods run on the event loop, unless their docstring says that they run on the tick thread.
 
     Attributes:
         inbox: calls for the tick thread.
         opened: number of this replica's streams that peers have accepted so far.
         refused: number of peers' streams that this replica has refused so far.
-        refusals: reasons why peers reject this replica's streams.
+        refusals: reasons why peers refuse this replica's streams.
     """
 
     def __init__(
         self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security, address: str = ""
     ) -> None:
-        """Configure the replicas and this replica's address in the list of members. Nothing is dialled before `attach`."""
+        """Configure the streams. `address` is this replica's address in its own list of members. Nothing is dialled before `attach`."""
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
@@ -341,7 +347,7 @@ class PeerStreams:
         self._incoming: dict[str, IncomingStream] = {}
         self._outgoing: dict[str, OutgoingStream] = {}
         self._sessions: dict[str, Hello] = {}
-        """Peer → hello of its newest session here."""
+        """Peer → hello of its newest session with this replica."""
         self._callers = DialBackClient(security, service=SERVICE, role=ROLE)
         self._outgoing_calls = OutgoingCalls()
         self._dialling: list[asyncio.Task[None]] = []
@@ -350,7 +356,7 @@ class PeerStreams:
         self._is_stopped = False
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Accept streams on a server that is not started yet."""
+        """Accept streams on a server that has not been started yet."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._serve)
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             METHOD: handler,
@@ -361,28 +367,28 @@ class PeerStreams:
     # ---- for the tick thread ----------------------------------------------------------------------------------------
 
     def attach(self, tick_side: TickSide, *, boot: int, log_id: str, nodes: list[RaftNode]) -> None:
-        """Start to dial and to accept streams. Runs on the tick thread."""
+        """Start to dial peers and to accept streams. Runs on the tick thread."""
         self._tick_side = tick_side
         call_soon(self._loop, partial(self._begin, self._hello._replace(boot=boot, log=log_id), nodes))
 
     def detach(self) -> None:
-        """End every stream because the node is destroyed. Runs on the tick thread."""
+        """End every stream, because the node is being destroyed. Runs on the tick thread."""
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
-        """End a stream; its peer is dialled again. Runs on the tick thread."""
+        """End a stream. The stream's peer is then dialled again. Runs on the tick thread."""
         call_soon(self._loop, partial(stream.end, why))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End every stream and wait for it."""
+        """End every stream, and wait until all have ended."""
         self._shut()
         await asyncio.gather(*self._dialling, return_exceptions=True)
         self.inbox.close()
 
     def cut(self, peer: str) -> None:
-        """End the streams from and to a peer, as a broken connection would; for tests and chaos."""
+        """End the streams from and to a peer, as a broken connection would. For tests and fault injection."""
         for stream in (self._incoming.get(peer), self._outgoing.get(peer)):
             if stream is not None:
                 stream.end("cut")
@@ -433,7 +439,7 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _certificate_refusal(self, context: _Context) -> str | None:
-        """Return why the caller's certificate is rejected, or None if it is accepted. The check precedes the reading of frames."""
+        """Return why the caller's certificate is rejected, or None if it is accepted. The check takes place before any frame is read."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)
@@ -469,7 +475,7 @@ class PeerStreams:
             self._complaints.say(sentence)
 
     async def _read_hello(self, context: _Context) -> Hello | str:
-        """Read and return the hello, or return the reason why it is invalid."""
+        """Read the hello and return it, or return the reason why it is invalid."""
         data = await read_first(context, CONNECT_S_MAX)
         if data is None:
             return "no hello came"
@@ -535,7 +541,7 @@ class PeerStreams:
             await channel.close()
 
     async def _watch_transport(self, node: RaftNode) -> None:
-        """Check whether the peer uses TLS until it has accepted a stream, because gRPC reports only that the peer is unreachable."""
+        """Until the peer has accepted a stream, check whether it uses TLS, because gRPC reports only that the peer is unreachable."""
         while not self._is_stopped and node.id not in self.refusals.accepted:
             why = await transport_mismatch(self._security, node.address)
             self.refusals.other_transports[node.id] = why or ""
@@ -544,7 +550,7 @@ class PeerStreams:
             await asyncio.sleep(TRANSPORT_CHECK_S)
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
-        """Dial a peer and run the stream until it ends; return whether the peer accepted it."""
+        """Dial a peer and run the stream until it ends. Return whether the peer accepted the stream."""
         with self._outgoing_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
                 f"/{SERVICE}/{METHOD}"
@@ -626,6 +632,6 @@ async def _write_all(stream: OutgoingStream, write: Callable[[bytes], Awaitable[
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Run `call` on the loop, from any thread. If the loop is closed, the process is ending and the call is dropped."""
+    """Run `call` on the loop, from any thread. If the loop is closed, the process is ending, so the call is dropped."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

@@ -1,19 +1,20 @@
-"""Raft's transport over gRPC: the part on the tick thread, which connects pysyncobj to the streams.
+"""Raft's transport over gRPC. This module is the part on the tick thread, which connects pysyncobj to the streams.
 
 Theory of operation
 -------------------
-The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`raft_streams.py`). The two
-meet at the `Inbox`, loop to tick thread, and at an `Outbox` per stream, tick thread to loop. Nothing else is shared.
+The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`raft_streams.py`). Only two
+structures connect them: the `Inbox`, which carries calls from the loop to the tick thread, and an outbox per stream, which carries messages
+from the tick thread to the loop.
 
 1. **Sync before reply (H2).** Messages that the library sends while it handles received messages are held back until the journal is synced
-   once for all of them. The most important is `next_node_idx`, which confirms entries. If the sync fails, nothing is sent.
-2. **A peer is connected** while this replica's stream to the peer is accepted. The library's list of peers and this module's list change in
-   the same call, on this thread, because the library loops over `send` while it believes that a peer is connected.
-3. **Messages are lost with their stream**: the queue to the peer is dropped when the outgoing stream ends, and messages in the inbox when
-   the peer's stream ends. The library repeats what it needs, but it must never see old and new messages mixed.
+   once for all of them. The most important of these is `next_node_idx`, which confirms entries. If the sync fails, nothing is sent.
+2. **A peer is connected** while it accepts this replica's stream. The library's list of peers and this module's list change in
+   the same call, on this thread, because the library calls `send` in a loop while it believes that a peer is connected.
+3. **Messages are lost with their stream.** The queue to the peer is dropped when the outgoing stream ends, and messages in the inbox are
+   dropped when the peer's stream ends. The library resends the messages that it needs, but it must never see old and new messages mixed.
 
-Bounds: an outbox over `OUTBOX_BYTES_MAX` ends its stream. A frame that says "my dump cannot be sent yet" is forwarded once
-per period, since the library sends them in a busy loop. The streams handle full inboxes: they stop reading.
+Bounds. A stream is ended if its outbox exceeds `OUTBOX_BYTES_MAX`. A frame that says "my dump cannot be sent yet" is forwarded only once
+per period, since the library sends such frames in a busy loop. When an inbox is full, the streams stop reading.
 """
 
 import logging
@@ -31,37 +32,37 @@ from snapline.coordinator.raft.raft_streams import IncomingStream, OutgoingStrea
 _log = logging.getLogger("snapline.coordinator.raft")
 
 EMPTY_DUMP_S = HEARTBEAT_S
-"""Seconds between two frames that tell a peer that there is no dump yet. Without one frame per period the follower would start an
-election."""
+"""Time, in seconds, between two frames that tell a peer that there is no dump yet. Without one frame per period, the follower would start
+an election."""
 
 
 class TickedNode(Protocol):
-    """Interface that the transport needs of the node it serves."""
+    """Interface that the transport requires from the node that it serves."""
 
     _poller: Any
     _SyncObj__raftLog: Any
-    """Journal of the node. Its `boot` is a durable count of the openings of the journal `log_id`."""
+    """The node's journal. The journal's `boot` is a durable count of how often the journal with the id `log_id` has been opened."""
 
     def sync_journal(self) -> None:
-        """Make everything durable that a reply may reveal, or end the process."""
+        """Make everything durable that a reply may reveal. If that fails, end the process."""
 
 
 class _Peer:
-    """State of a peer replica on the tick thread."""
+    """The tick thread's state for one peer replica."""
 
     __slots__ = ("empty_dump_s", "node", "stream")
 
     def __init__(self, node: RaftNode) -> None:
         self.node = node
         self.stream: OutgoingStream | None = None
-        """Stream for messages; None while not connected."""
+        """The stream for messages to the peer; None while the peer is not connected."""
         self.empty_dump_s = float("-inf")
 
 
 class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     """Carries messages between the node and its streams. All methods run on the tick thread.
 
-    Give the library `functools.partial(GrpcTransport, streams=…)` as its `transportClass`.
+    Pass `functools.partial(GrpcTransport, streams=…)` to the library as `transportClass`.
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         streams: PeerStreams,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start to connect; called by the node's constructor.
+        """Start to connect. The node's constructor calls this constructor.
 
         Args:
-            node: the node that sends and receives.
+            node: the node that sends and receives messages.
             self_node: id and address of this replica.
-            others: all other replicas; static.
-            streams: the event-loop side.
+            others: all other replicas, which never change.
+            streams: the streams on the event loop.
             clock: function that returns the time in seconds; replaced in tests.
         """
         super().__init__(node, self_node, others)
@@ -89,7 +90,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._clock = clock
         self._peers = {other.id: _Peer(other) for other in others}
         self._held: list[tuple[OutgoingStream, bytes]] | None = None
-        """Messages sent by the library while received ones are being handled; None otherwise."""
+        """Messages that the library sends while received messages are being handled; None at other times."""
         self._is_destroyed = False
         node._poller.subscribe(self._inbox.descriptor, self._drain, POLL_EVENT_TYPE.READ)
         entries = node._SyncObj__raftLog
@@ -100,7 +101,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called by the library --------------------------------------------------------------------------------------
 
     def send(self, node: RaftNode, message: Message) -> bool:
-        """Encode and queue `message`; return False if `node` is not connected and the message is dropped."""
+        """Encode and queue `message`. Return False if `node` is not connected, so that the message is dropped."""
         peer = self._peers.get(node.id)
         if peer is None or peer.stream is None:
             return False
@@ -114,17 +115,17 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         return True
 
     def addNode(self, node: RaftNode) -> None:
-        """Connect to one more replica. Members are static, so the library never calls it."""
+        """Add another replica. The library never calls this method, because members are static."""
         self._peers.setdefault(node.id, _Peer(node))
 
     def dropNode(self, node: RaftNode) -> None:
-        """Remove a replica. Members are static, so the library never calls it."""
+        """Remove a replica. The library never calls this method, because members are static."""
         peer = self._peers.pop(node.id, None)
         if peer is not None and peer.stream is not None:
             self._streams.end(peer.stream, "this replica is no member any more")
 
     def destroy(self) -> None:
-        """Close the streams and the pipe. May be called again."""
+        """Close the streams and the pipe. A repeated call has no effect."""
         if self._is_destroyed:
             return
         self._is_destroyed = True
@@ -135,7 +136,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called through the inbox -----------------------------------------------------------------------------------
 
     def opened(self, stream: OutgoingStream) -> None:
-        """Record that this replica's stream to a peer was accepted. A newer stream replaces an older one."""
+        """Record that a peer has accepted this replica's stream. A newer stream replaces an older one."""
         peer = self._peers.get(stream.peer)
         if peer is None or not stream.is_live:
             return
@@ -150,7 +151,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             self._disconnect(peer)
 
     def received(self, stream: IncomingStream, messages: list[Message], size_bytes: int) -> None:
-        """Handle a received batch, or drop it if its stream has ended."""
+        """Handle a received batch. If its stream has ended, drop the batch."""
         peer = self._peers.get(stream.peer)
         failure: Exception | None = None
         for message in messages:
@@ -159,7 +160,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             try:
                 self._onMessageReceived(peer.node, message)
             except Exception as error:
-                failure = error  # one bad message must not drop the others
+                failure = error  # one invalid message must not cause the others to be dropped
                 _log.exception("a %s of replica %s could not be handled", message.get("type"), stream.peer)
         stream.handled(len(messages), size_bytes)
         if failure is not None:
@@ -168,7 +169,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _drain(self, _descriptor: int, _events: int) -> None:
-        """Run all waiting calls, then sync, then send the replies (theory, 1)."""
+        """Run all waiting calls, sync the journal, and then send the replies (theory of operation, 1)."""
         failure: Exception | None = None
         self._held = []
         try:

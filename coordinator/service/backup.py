@@ -2,44 +2,45 @@
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
-A surviving majority needs no backup. A backup is for the loss of all replicas' disks. Decisions made after the backup are then unknown, but
-the store and the hosts reflect them. This has two consequences.
+As long as a majority of the replicas survives, no backup is needed. A backup serves if all replicas' disks are lost. Decisions made after
+the backup are then unknown, but the store and the hosts reflect them. Lost decisions have two consequences.
 
-*No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The step
-covers numbers that appear in neither of them: a million consecutive plans or epochs that left nothing in the store, or (ordinals) four
-thousand created agents.
+*No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The distance
+also covers numbers that appear in neither of them: a million consecutive plans or epochs that left nothing in the store, or, for ordinals,
+four thousand created agents.
 
 *The store is newer than the backup.* Refs are written only after an epoch is complete in the log. So the newest epochs that are missing in
-the backup are *adopted*, with their agents. Otherwise the fleet would return to an epoch of the backup's time, which retention may have
-deleted. An agent's membership is an interval of epochs. If the manifests contradict this (an agent was created, undone and created again,
-with a damaged epoch in between), adoption begins after the contradiction. In autonomous protocols an agent that the backup does not know
-cannot be adopted, because no manifest holds its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped;
-damaged epochs are condemned.
+the backup are *adopted*, with their agents. Otherwise the fleet would return to an epoch from the time of the backup, which retention may
+have deleted. An agent is a member of an interval of epochs. If the manifests contradict this, adoption begins after the contradiction.
+(Example: an agent was created, undone and created again, with a damaged epoch in between.) In autonomous protocols, an agent that the
+backup does not know cannot be adopted, because no manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the
+store are dropped; damaged epochs are condemned.
 
-The result is a fleet that needs a recovery plan: its open epochs are aborted, and the first leader recovers the fleet from its recovery
-line.
+The result is a fleet that needs a recovery plan. The fleet's open epochs are aborted, and the first leader recovers the fleet from its
+recovery line.
 
-*Replicas are equal.* The new state follows from backup and store alone, so replicas restored one by one are equal. If the store changed in
-between (a replica was started too early), they differ, but Raft compares entries by index and term only. So the dump's term holds a digest
-of the state: replicas that differ contradict each other, and end (H3).
+*Replicas are equal.* The new state depends only on the backup and the store, so replicas that are restored one by one are equal. If the
+store has changed in between, because a replica was started too early, the replicas differ, but Raft compares entries only by index and
+term. So the dump's term contains a digest of the state: replicas that differ contradict each other, and end (H3).
 
-The dump is written before the journal: a replica that finds a dump and no journal refuses to start.
+The dump is written before the journal, because a replica that finds a dump but no journal refuses to start.
 
-Not restored: ids of agents that were created and left after the backup, which may be reused; and hosts that joined after the backup and are
-in no manifest and no name of a host log, which begin with start 1.
+Two things are not restored. Ids of agents that were created and left after the backup may be reused. Hosts that joined after the backup,
+and that appear in no manifest and no name of a host log, begin with start 1.
 
-*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator
-has run on it. Its first plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
+*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`), on which no
+coordinator has run yet. The fork's first plan must start from that snapshot, with the agents of the snapshot, and with numbers above those
+of the parent.
 
-So a replica that never had a log (the store has no mark of it) creates a log before it takes part. The log's state follows from record and
-manifest alone, as after a restore from a backup, so all replicas make the same log at any time. The fleet is not defined in it yet: the
-first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it becomes a learner, as
-in any fleet.
+So if a replica has never had a log (the store has no mark of it), it creates a log before it takes part. The log's state depends only on
+the record and the manifest, as after a restore from a backup, so all replicas create equal logs at any time. The fleet is not defined in
+this log yet. The first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it
+becomes a learner, as in any fleet.
 
-The log is made in a scratch folder and then moved, the journal last, because the journal marks a valid log. After a crash the log is made
-again.
+The log is created in a scratch folder and then moved. The journal is moved last, because the journal marks a valid log. After a crash, the
+log is created again.
 
-A replica that starts for the first time after the snapshot was deleted makes no log: by then a majority has a log, which the replica
+A replica that starts for the first time after the snapshot was deleted creates no log. By then a majority has a log, which the replica
 receives.
 """
 
@@ -85,29 +86,29 @@ from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000
-"""Distance of new plan, epoch and host start numbers above all numbers seen. The distance exceeds the numbers used between two backups, and
-new numbers are still readable."""
+"""Distance of new plan, epoch and host start numbers from the largest numbers found. The distance exceeds the count of numbers used between
+two backups, and new numbers remain readable."""
 
 ORDINALS_STEP = 4096
-"""Distance of new ordinals above all ordinals seen. The distance is small because vectors are as long as the largest ordinal, at most
-65,536."""
+"""Distance of new ordinals from the largest ordinal found. The distance is small because vectors are as long as the largest ordinal, which
+is at most 65,536."""
 
 TERM = 1_000_000
-"""Lower bound of the new term, so that no old replica that still runs wins an election."""
+"""Lower bound of the new term. The term is so high that no old replica that is still running can win an election."""
 
 REASON = "the coordinator was restored from a backup"
 
 _KIND = b"BKUP"
 _NO_OP = b"\x01"
-"""PySyncObj's no-op entry. Entries that a dump replaces are never applied."""
+"""PySyncObj's no-op entry. An entry that a dump replaces is never applied."""
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of a backup file, in MessagePack within a record of kind `BKUP` (storage/disk/record.py).
+    """The content of a backup file, encoded in MessagePack within a record of kind `BKUP` (storage/disk/record.py).
 
     Attributes:
-        cluster: the store's id, which is also the name of the Raft cluster.
-        image: the replicated state as encoded by `FleetState.freeze`.
+        cluster: id of the store, which is also the name of the Raft cluster.
+        image: the replicated state, encoded by `FleetState.freeze`.
     """
 
     cluster: str
@@ -115,12 +116,12 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of restoring a backup.
+    """The result of restoring a backup.
 
     Attributes:
-        state: the new image, whose numbers are all above those seen.
-        adopted: epochs that were missing in the backup.
-        skipped: unusable epoch of the store → reason.
+        state: the new image, in which all numbers exceed those found in the backup and the store.
+        adopted: epochs that were missing in the backup and were added from the store.
+        skipped: unusable epoch in the store → reason.
     """
 
     state: bytes
@@ -129,7 +130,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Epoch(msgspec.Struct, frozen=True):
-    """An epoch of the store."""
+    """An epoch in the store."""
 
     root: str
     manifest: Manifest
@@ -141,17 +142,17 @@ class _Epoch(msgspec.Struct, frozen=True):
 
 
 class _ContradictionError(Exception):
-    """The agents of two epochs cannot result from one history of creations and removals."""
+    """No history of creations and removals can explain the agents of two epochs."""
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
 def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
-    """Write a new backup file, which is durable on return.
+    """Write a new backup file. On return, the file is durable.
 
     Raises:
-        LogError: this release cannot read the image.
+        LogError: this release cannot read `image`.
         OSError: the disk could not be written.
     """
     FleetState.restore(image)
@@ -161,12 +162,12 @@ def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
 
 
 def read_backup(path: Path) -> Backup:
-    """Read a backup file that `write_backup` wrote.
+    """Read a backup file.
 
     Raises:
-        DamagedDataError: the file is no backup, or is damaged.
-        StoreError: a later version wrote it.
-        NotFoundError: there is no such file.
+        DamagedDataError: the file is not a backup, or it is damaged.
+        StoreError: a later version has written the file.
+        NotFoundError: the file does not exist.
     """
     try:
         data = path.read_bytes()
@@ -200,12 +201,12 @@ def describe_backup(backup: Backup) -> dict[str, object]:
 
 
 def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, object]:
-    """Make the files of replica `node` in `data_dir`; return a description for display.
+    """Create the files of replica `node` in `data_dir`. Return a description of the result for display.
 
     Raises:
-        UsageError: `data_dir` is in use, the backup belongs to another store, or there is no usable epoch.
+        UsageError: `data_dir` is in use, the backup belongs to another store, or the store has no usable epoch.
         DamagedDataError, LogError: the backup cannot be read.
-        ExternalFailureError: the disk could not be written; remove `data_dir` and try again.
+        ExternalFailureError: the disk could not be written. Remove `data_dir` and try again.
     """
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UsageError(f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder")
@@ -234,12 +235,12 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
 
 
 def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
-    """Write a dump of `state` and its journal into an empty folder; both are durable on return.
+    """Write a dump of `state` and its journal into an empty folder. On return, both are durable.
 
-    The log is marked in the store as the replica's newest, so an older log is rejected.
+    The log is marked in the store as the replica's newest log, so an older log of the replica is rejected.
 
     Raises:
-        ExternalFailureError, OSError: the disk could not be written. Afterwards the folder is useless.
+        ExternalFailureError, OSError: the disk could not be written. The folder is then useless.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -278,15 +279,15 @@ def restored_state(image: bytes, store: Store) -> Restored:
     """Return the state with which new replicas begin. The state depends only on the image and the store.
 
     Raises:
-        UsageError: the fleet had not begun, or the store has no epoch that the fleet could return to.
+        UsageError: the fleet had not begun, or the store has no epoch to which the fleet could return.
         LogError: the image cannot be read.
-        StoreError: the store cannot be read just now.
+        StoreError: the store is currently unreadable.
     """
     state = FleetState.restore(image)
     if state.plan is None:
         raise UsageError("the fleet had not begun when this backup was taken: start a new fleet with an empty --store")
     _abort_open_epochs(state.image)
-    state.image.tokens = {}  # drop all tokens: tokens revoked since the backup would be valid again
+    state.image.tokens = {}  # all tokens are dropped, because those revoked since the backup would be valid again
     newer, skipped = _read_newer(state.image, store)
     _check_known(state, store)
     state, adopted = _with_newer(state, newer, skipped)
@@ -310,7 +311,7 @@ def _abort_open_epochs(image: FleetImage) -> None:
 
 
 def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
-    """Return the usable epochs that are missing in the backup, ascending, and the reasons why other epochs are skipped."""
+    """Return the usable epochs, ascending, that are missing in the backup, and the reasons why other epochs are skipped."""
     newer: list[_Epoch] = []
     skipped: dict[int, str] = {}
     newest_known = max(image.epochs, default=0)
@@ -330,7 +331,7 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
 
 
 def _check_known(state: FleetState, store: Store) -> None:
-    """Drop epochs of the backup that retention has deleted since, and condemn damaged ones."""
+    """Drop epochs of the backup that retention has since deleted, and condemn those that are damaged."""
     image, published = state.image, dict.fromkeys(store.epochs())
     for epoch in state.complete_epochs():
         record = image.epochs[epoch]
@@ -339,7 +340,7 @@ def _check_known(state: FleetState, store: Store) -> None:
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED
-                path = manifest_path(record.root)  # without the error's text: replicas must be equal
+                path = manifest_path(record.root)  # the error's text is omitted, because replicas must be equal
                 image.condemned.append(CondemnedRecord(epoch, state.plan_number, path, "it was damaged at the restore"))
             else:
                 del image.epochs[epoch]
@@ -347,7 +348,7 @@ def _check_known(state: FleetState, store: Store) -> None:
 
 
 def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
-    """Return the manifest after checking that its packs exist. Raises DamagedDataError if packs are damaged or missing."""
+    """Return the manifest of an epoch after checking its packs. Raise DamagedDataError if a pack is damaged or missing."""
     manifest = store.read_manifest(root, epoch=epoch)
     for pack in manifest.packs:
         store.read_pack_index(pack)
@@ -357,7 +358,7 @@ def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
 def _with_newer(
     state: FleetState, found: Sequence[_Epoch], skipped: dict[int, str]
 ) -> tuple[FleetState, tuple[int, ...]]:
-    """Return `state` with the newest epochs that form one history added, and the numbers of these epochs."""
+    """Return `state` with those newest epochs added that form one history, and the numbers of these epochs."""
     image = state.freeze()
     for first in range(len(found) + 1):
         tried = FleetState.restore(image)
@@ -372,7 +373,7 @@ def _with_newer(
 
 
 def _adopt(state: FleetState, epoch: _Epoch) -> None:
-    """Add an epoch newer than all epochs in the state, with the creations and removals of agents before it."""
+    """Add an epoch that is newer than all epochs in the state. Record the creations and removals of agents before it."""
     image, about, plan = state.image, epoch.manifest.metadata, state.plan
     assert plan is not None, "a fleet that has begun"
     before = state.newest_complete()
@@ -380,7 +381,9 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
     for agent, record in image.agents.items():
         line = lines.get(agent)
         if line is not None and line.is_unborn:
-            record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while the epoch was open
+            record.born_epoch = max(
+                record.born_epoch, epoch.number
+            )  # as if the agent had been created while the epoch was open
         elif line is not None:
             _record_membership(agent, record, epoch.number, before)
         elif record.left_epoch is None and record.born_epoch < epoch.number:
@@ -412,21 +415,21 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
 
 
 def _record_membership(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
-    """Record that `agent` is a member of `epoch`, the next complete epoch after `before`."""
+    """Record that `agent` is a member of `epoch`, which is the next complete epoch after `before`."""
     if record.born_epoch >= epoch:
         raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
     if record.left_epoch is not None and record.left_epoch < epoch:
         if record.left_epoch < before:
             raise _ContradictionError(f"agent {agent} is not in epoch {before}, and again in epoch {epoch}")
-        record.left_epoch = record.left_plan = None  # a recovery undid the agent's removal
+        record.left_epoch = record.left_plan = None  # a recovery has undone the agent's removal
 
 
 class _LargestNumbers:
-    """Largest numbers found in the backup and the store.
+    """The largest numbers found in the backup and the store.
 
     Attributes:
-        epoch, plan: largest epoch and plan.
-        starts: host → largest start.
+        epoch, plan: largest epoch and plan number.
+        starts: host → its largest start.
     """
 
     def __init__(self, state: FleetState, store: Store, found: Iterable[_Epoch]) -> None:
@@ -451,13 +454,14 @@ class _LargestNumbers:
 
 
 def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
-    """Raise all numbers far above those seen. Plans in the history move with the current plan, so that their numbers have no gaps."""
+    """Raise all numbers far above those found. Plans in the history move together with the current plan, so that their numbers have no
+    gaps."""
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
     offset = seen.plan + NUMBERS_STEP - plan.number
     image.plans = [
         x for x in image.plans if x.number > state.start_plan or x is plan
-    ]  # the fleet's start is not a recovery
+    ]  # the start of the fleet is not a recovery
     for record in image.plans:
         record.number += offset
     for condemned in image.condemned:
@@ -474,11 +478,11 @@ def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
             agent.host = plan.hosts[0]
     image.next_ordinal += ORDINALS_STEP
     image.begun = seen.epoch + NUMBERS_STEP
-    image.aborted = image.begun - image.completed  # epochs with unknown outcome count as aborted
+    image.aborted = image.begun - image.completed  # epochs whose outcome is unknown count as aborted
 
 
 def _time_ns(written: str) -> int:
-    """Parse a time for display. A time without zone is UTC, because the state must not depend on the machine's time zone."""
+    """Parse a time that is only displayed. A time without a zone is UTC, because the state must not depend on the machine's time zone."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:
@@ -490,7 +494,7 @@ FORK_SCRATCH_FOLDER = "founding"
 
 
 class _NullLogMarks:
-    """Log marks that do nothing, because the replica marks its log once the log is in place."""
+    """Log marks that store nothing, because the replica marks its log only after moving it into place."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         return {}
@@ -500,11 +504,11 @@ class _NullLogMarks:
 
 
 def create_fork_log(folder: Path, store: Store, *, node: str) -> bool:
-    """Create the log of replica `node` if the store belongs to a fork and the replica never had a log; return whether it was created.
+    """If the store belongs to a fork and replica `node` has never had a log, create its log. Return whether a log was created.
 
     Raises:
-        DamagedDataError: the record or the manifest is damaged.
-        StoreError: the store cannot be read just now.
+        DamagedDataError: the fork's record or the manifest is damaged.
+        StoreError: the store is currently unreadable.
         ExternalFailureError: the folder cannot be written.
     """
     if (folder / JOURNAL_FILE).exists():
@@ -536,10 +540,10 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
 
 
 def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
-    """Return the initial state of a fork's coordinator: the fleet is forming and has one complete epoch with its agents.
+    """Return the initial state of a fork's coordinator. The fleet is forming, and has one complete epoch with its agents.
 
     Raises:
-        DamagedDataError: record and manifest contradict each other.
+        DamagedDataError: the record and the manifest contradict each other.
     """
     about, epoch = manifest.metadata, record.epoch
     state = FleetState()
@@ -558,7 +562,7 @@ def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> Fle
             raise DamagedDataError(
                 f"the fork's record and its epoch {epoch} contradict each other about agent {line.agent!r}"
             )
-        born = epoch if line.is_unborn else 0  # as if it had been created while the epoch was open
+        born = epoch if line.is_unborn else 0  # as if the agent had been created while the epoch was open
         image.agents[line.agent] = AgentRecord(
             line.kind, is_initial=False, born_epoch=born, ordinal=ordinals[line.agent]
         )

@@ -44,7 +44,7 @@ from snapline.messages.status import KINDS, IntervalStatus, LossStatus, Recovery
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Distribution, Family, Readings, Total, Value
 
 PACKS_KEPT = 4096
-"""Number of packs whose sizes are kept, for the few open epochs; the oldest packs are dropped first. Hosts repeat unanswered reports."""
+"""Number of packs whose sizes are kept, for the few open epochs. The oldest packs are dropped first."""
 
 NS = 1e9
 
@@ -53,9 +53,9 @@ class ReportedPart(NamedTuple):
     """Figures from a host's report about one pack.
 
     Attributes:
-        epoch: the epoch that the pack belongs to; 0: the pack has checkpoints that agents took on their own.
-        pause_ns: longest pause of one agent.
-        pauses_ns: total pauses of all agents.
+        epoch: the epoch to which the pack belongs; 0 if the pack contains checkpoints that agents took on their own.
+        pause_ns: longest pause of a single agent.
+        pauses_ns: sum of the pauses of all agents.
     """
 
     epoch: int
@@ -66,17 +66,17 @@ class ReportedPart(NamedTuple):
 
 
 class LeaderFigures(LeaderObserver):
-    """Figures of all leaderships of one process.
+    """Figures from all leaderships of one process.
 
     Attributes:
-        durations_s: durations of complete epochs, from begin to decision.
-        plans_s: durations of recoveries, from the first suspicion until the plan was committed.
-        loads_s: durations of recoveries, from the plan until all hosts had applied it.
+        durations_s: durations of complete epochs, from the start to the decision.
+        plans_s: durations from the first suspicion until the recovery plan was committed.
+        loads_s: durations from the commit of the recovery plan until all hosts had applied it.
         last: the newest epoch that completed while this process led; None before the first such epoch.
-        last_new_bytes: bytes written for that epoch.
-        last_pause_ns: longest pause of one agent for that epoch.
-        last_capture_ns: largest total pause of one host's agents for that epoch.
-        reclaimed_files: number of files deleted in the store; counted on the thread that deletes.
+        last_new_bytes: number of bytes written for that epoch.
+        last_pause_ns: longest pause of a single agent for that epoch.
+        last_capture_ns: largest sum of pauses of one host's agents for that epoch.
+        reclaimed_files: number of files deleted in the store. The files are counted on the thread that deletes them.
     """
 
     def __init__(self, state: FleetView) -> None:
@@ -86,11 +86,11 @@ class LeaderFigures(LeaderObserver):
         self.last: op.CompleteEpoch | None = None
         self.last_new_bytes = self.last_pause_ns = self.last_capture_ns = self.reclaimed_files = 0
         self._packs: dict[str, ReportedPart] = {}
-        """Path → report on a pack that no complete epoch holds yet."""
+        """Path → report on a pack that no complete epoch contains yet."""
         self._plan_counted = 0
 
     def event_received(self, event: Event) -> None:
-        """Record the figures in a host's report."""
+        """Record the figures from a host's report."""
         match event:
             case MessageReceived(message=EpochReport() as report):
                 self._keep(report, report.epoch)
@@ -113,7 +113,7 @@ class LeaderFigures(LeaderObserver):
         self.reclaimed_files += files
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """Record the outcome of a proposal that the state has applied."""
+        """Record the outcome of a proposal after the state has applied it."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch):
@@ -138,7 +138,7 @@ class LeaderFigures(LeaderObserver):
         self._packs = {path: report for path, report in self._packs.items() if path not in own}
 
     def _count_plan(self) -> None:
-        """Count the current plan once, when all hosts have applied it."""
+        """Count the current plan once, after all hosts have applied it."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._plan_counted):
             return
@@ -148,11 +148,12 @@ class LeaderFigures(LeaderObserver):
 
 
 RECOVERIES_SHOWN = 8
-"""Number of latest recoveries to show; `snapline recovery history` has more."""
+"""Number of latest recoveries to show. `snapline recovery history` shows more."""
 
 
 def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
-    """Return the work that a failure at this wall-clock time would lose. `missed`: objectives that the leader reports as missed."""
+    """Return the work that a failure at this wall-clock time would undo. `missed` contains the objectives that the leader reports as
+    missed."""
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
@@ -182,7 +183,7 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
 
 
 def interval_of(state: FleetView, figures: LeaderFigures | None) -> IntervalStatus:
-    """Return the interval and costs of epochs. `figures`: figures of this process; None: this process does not lead."""
+    """Return the interval and the costs of epochs. `figures` are those of this process; None if this process does not lead."""
     image = state.image
     complete = [
         (epoch, record) for epoch, record in image.epochs.items() if record.status == COMPLETE and record.ended_ns

@@ -1,7 +1,7 @@
-"""Documents about snapshots for tools, made from a store alone.
+"""Documents about snapshots for tools. The documents are made from a store alone.
 
 The coordinator serves these documents, and the command line makes them from a store without a coordinator. No class of the fleet is loaded.
-States and messages are decoded generically; a caller with the classes may pass its own `describe_…`.
+States and messages are decoded generically; a caller that has the classes may pass its own `describe_…` functions.
 """
 
 import time
@@ -28,20 +28,20 @@ DescribePayload = Callable[[bytes], object]
 
 
 def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
-    """List all snapshots, oldest first. `catalog`: a file that caches the manifests' content."""
+    """List all snapshots, oldest first. `catalog` is a file that caches the content of the manifests."""
     holds = Holds(store, now_s=time.time)
     summaries, pins, fork = tuple(read_summaries(store, catalog)), tuple(holds.pinned()), forked_from(store)
     try:
         tags = {tag.name: tag.epoch for tag in holds.tags()}
-    except DamagedDataError as error:  # pins are recognised by their names, so only tags can be damaged
+    except DamagedDataError as error:  # pins are identified by their file names, so only tags can be damaged
         return SnapshotList(store.location, summaries, pins, {}, str(error), fork)
     return SnapshotList(store.location, summaries, pins, tags, fork=fork)
 
 
 def forked_from(store: Store) -> ForkedFrom | None:
-    """Return the origin of the store's fleet; None if the fleet was not forked.
+    """Return the origin of the store's fleet, or None if the fleet was not forked.
 
-    Raises DamagedDataError or StoreError if the store cannot be read.
+    Raise DamagedDataError or StoreError if the record cannot be read.
     """
     record = store.fork_record()
     if record is None:
@@ -58,10 +58,18 @@ def show_document(
     describe_message: DescribePayload | None = None,
     contents_bytes_max: int | None = None,
 ) -> Rows:
-    """Show one snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
+    """Describe one snapshot: every agent's state and the messages in transit on every channel, or only those of one agent.
 
-    For one agent, large arrays and histories are expanded; for all agents, they are only described. `contents_bytes_max`:
-    limit of all states and messages together, as JSON; values beyond it are shown by their size. None: no limit.
+    For one agent, large arrays and histories are expanded; for all agents, they are only described.
+
+    Args:
+        store: the checkpoint store.
+        snapshot: tag or number of the snapshot.
+        agent: the agent to show; None shows all agents.
+        describe_state: function that describes a state; None means generic decoding.
+        describe_message: function that describes a message; None means generic decoding.
+        contents_bytes_max: limit, in bytes, on all states and messages together, as JSON. For values beyond the limit, only the size is
+            shown. None means no limit.
 
     Raises:
         NotFoundError: the snapshot or the agent does not exist.
@@ -75,7 +83,7 @@ def show_document(
     describe = room.payload(describe_message or decode_payload)
     read_parts = store.part_reader(manifest).read if agent else None
     agents, channels = list[Mapping[str, object]](), list[Mapping[str, object]]()
-    for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # one at a time in memory
+    for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # only one at a time is in memory
         state = room.state(checkpoint, read_parts, describe_state or decode_state)
         agents.append(_agent(checkpoint, hosts[checkpoint.agent], state, describe))
         channels += _channels(checkpoint, describe)
@@ -90,7 +98,7 @@ def show_document(
 
 
 class _SizeBudget:
-    """Space left in a document for states and messages."""
+    """The space that is left in a document for states and messages."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -114,13 +122,13 @@ class _SizeBudget:
 
 
 def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
-    """Compare every byte of the store, or of one snapshot, with its digest."""
+    """Compare every byte of the store, or of one snapshot, with the stored digests."""
     epoch = store.resolve(snapshot) if snapshot else None
     return verification(store.location, epoch, store.verify(epoch))
 
 
 def verification(location: str, epoch: int | None, found: Verification) -> StoreVerification:
-    """Return the document that describes the result of a verification."""
+    """Convert the result of a verification into a document."""
     return StoreVerification(
         store=location,
         epoch=epoch,
@@ -133,7 +141,8 @@ def verification(location: str, epoch: int | None, found: Verification) -> Store
 
 
 def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state as plain values, without its class. Without `read_parts`, parts outside the checkpoint's record are not expanded.
+    """Return the state as plain values, without loading its class. If `read_parts` is None, parts outside the checkpoint's record are not
+    expanded.
 
     Raises:
         DamagedDataError: a part is damaged.
@@ -148,7 +157,7 @@ def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = Non
 
 
 def decode_payload(payload: bytes) -> object:
-    """Decode a message without its class; return its type's name and its fields, as JSON values."""
+    """Decode a message without loading its class. Return the name of its type and its fields, as JSON values."""
     return describe_payload(payload, _decode)
 
 
@@ -157,7 +166,7 @@ def _decode(data: bytes) -> object:
 
 
 def _jsonable(value: Any) -> object:
-    """Convert `value` to JSON values: keys become text, and bytes become a description."""
+    """Convert `value` to JSON values. Keys become strings, and bytes become a description of their size."""
     match value:
         case dict():
             return {key if isinstance(key, str) else str(key): _jsonable(x) for key, x in value.items()}
@@ -224,7 +233,7 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
 
 
 def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[str, object] | None:
-    """Describe a running durable turn; the checkpoint's state is the one before the turn."""
+    """Describe a running durable turn, or return None. The checkpoint's state is the state before that turn."""
     turn = checkpoint.turn
     if turn is None:
         return None
@@ -238,7 +247,7 @@ def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[
 
 
 def _channels(checkpoint: AgentCheckpoint, describe: DescribePayload) -> list[Mapping[str, object]]:
-    """Describe the agent's incoming channels that have messages in transit."""
+    """Describe those incoming channels of the agent that have messages in transit."""
     return [
         {
             "sender": sender,

@@ -35,13 +35,14 @@ from snapline.messages.status import ForkedFrom
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
-    """Return the recovery line for a failure of `failed` (agents, or `host:h1`; empty: all) at this moment.
+    """Return the current recovery line for a failure of `failed`, which names agents, or hosts as `host:h1`. If `failed` is empty, all
+    agents fail.
 
-    With coordinated checkpoints the answer is the same for all failures: the last complete epoch for every agent. That
-    epoch is the recovery line among complete cuts (G5); epoch 0 stands for the initial states.
+    With coordinated checkpoints the answer is the same for every failure: all agents return to the last complete epoch. That epoch is the
+    recovery line among complete cuts (G5); epoch 0 stands for the initial states.
 
     Raises:
-        NotFoundError: no such agent or host.
+        NotFoundError: an agent or host does not exist.
     """
     names = failed_agents(state, list(failed))
     epoch = state.newest_complete()
@@ -59,7 +60,7 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
 
 
 def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
-    """Return an autonomous fleet's recovery line."""
+    """Return the recovery line of an autonomous fleet, for the first failure in `answer`."""
     found, epoch = answer.lines[0], state.newest_complete()
     record = state.image.epochs.get(epoch)
     return AutonomousLine(
@@ -73,7 +74,7 @@ def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
 
 
 def autonomous_lines(names: Iterable[str], answer: AnswerLine) -> AutonomousLines:
-    """Return the cost of each single failure, in the order of `names`: agents, then hosts as `host:h1`."""
+    """Return the cost of each single failure, in the order of `names`: first agents, then hosts as `host:h1`."""
     pairs = zip(names, answer.lines, strict=True)
     return AutonomousLines(
         tuple([FailureCost(name, _agents(found, found.costs)) for name, found in pairs]), answer.silent
@@ -87,14 +88,14 @@ def _agents(found: RecoveryLineResult, names: Iterable[str]) -> tuple[AgentOnLin
 
 
 def coordinated_lines(state: FleetView) -> CoordinatedLines:
-    """Return the cost of each single failure with coordinated checkpoints: all agents return to one epoch."""
+    """Return the cost of each single failure with coordinated checkpoints, for which all agents return to one epoch."""
     epoch = state.newest_complete()
     failures = tuple([name for name, _ in single_failures(state)])
     return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
 
 
 def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
-    """List every single agent, then every host with agents as `host:h1`, each with the agents that fail."""
+    """Return every single agent, then every host with agents as `host:h1`, each with the agents that would fail."""
     living = sorted((agent, record.host) for agent, record in state.living_agents())
     hosts: dict[str, list[str]] = {}
     for agent, host in living:
@@ -104,7 +105,8 @@ def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
-    """Return the agents that `failed` names, sorted; all if it is empty. NotFoundError: no such agent or host."""
+    """Return the sorted agents that `failed` names, or all agents if `failed` is empty. Raise NotFoundError if an agent or host does not
+    exist."""
     living = {agent: record.host for agent, record in state.living_agents()}
     if not failed:
         return sorted(living)
@@ -123,12 +125,12 @@ def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
 
 
 def located(state: FleetView, agents: Iterable[str]) -> LocateReply:
-    """Return the locations of these agents, in their order."""
+    """Return the locations of these agents, in the given order."""
     return LocateReply(state.phase, ending_of(state), tuple([_located(state, agent) for agent in agents]))
 
 
 def located_all(state: FleetView) -> LocateReply:
-    """Return the locations of all agents that take turns, sorted."""
+    """Return the locations of all agents that take turns, sorted by agent."""
     return located(state, sorted(agent for agent, _ in state.living_agents()))
 
 
@@ -151,7 +153,7 @@ def _agent_state(state: FleetView, record: AgentRecord) -> str:
 
 
 def ending_of(state: FleetView) -> str:
-    """Return why the fleet has ended, what it is recovering from, or why it is being restored."""
+    """Return why the fleet has ended, what it is recovering from, or why it is being restored. Return "" in all other cases."""
     image, plan = state.image, state.plan
     if image.ending or image.need is not None:
         return image.ending or (image.need.reason if image.need is not None else "")
@@ -160,13 +162,13 @@ def ending_of(state: FleetView) -> str:
 
 
 def forked_from(state: FleetView) -> ForkedFrom | None:
-    """Return the origin of the fleet; None if the fleet was not forked."""
+    """Return the origin of the fleet, or None if the fleet was not forked."""
     fork = state.image.fork
     return None if fork is None else ForkedFrom(fork.name, fork.parent, fork.parent_name, fork.epoch, fork.is_live)
 
 
 def history(state: FleetView) -> RecoveryHistoryReply:
-    """Return the recoveries so far, oldest first, without the fleet's start."""
+    """Return the recoveries so far, oldest first. The fleet's start is not included."""
     return RecoveryHistoryReply(
         recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > state.start_plan]),
         condemned_epochs=tuple([CondemnedEpoch(x.epoch, x.path, x.reason) for x in state.image.condemned]),
@@ -206,9 +208,9 @@ NS, DIGITS = 1e9, 6
 
 
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """Return the newest ended epochs, oldest first.
+    """Return the newest epochs that have ended, oldest first.
 
-    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
+    Figures that were not reported are null. `stored` lists all epochs that are currently in the store; None if this is unknown.
     """
     image = state.image
     rows = [_epoch_row(end, state) for end in image.ends]

@@ -6,8 +6,8 @@ ended.
         agent.checkpoint, its last agent            recovery.load    until all hosts had applied it
       checkpoint.commit                               host.recovery, one per host
 
-Hosts export their own spans. A leader that took over an epoch exports the whole span, since its times are committed. A
-leader that dies between a decision and its export leaves the hosts' spans without a parent.
+Hosts export their own spans. If a leader has taken over an epoch, it exports the whole span, since the times are in the log. If a leader
+dies after a decision but before it exports the span, the hosts' spans have no parent.
 """
 
 from opentelemetry import trace
@@ -19,11 +19,11 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.telemetry.span_export import SpanExport, checkpoint_ids, recovery_ids
 
 NAMES_SHOWN = 16
-"""Largest number of lost hosts named in a span."""
+"""Largest number of lost hosts that one span names."""
 
 
 class FleetSpans(LeaderObserver):
-    """Spans exported by the leaders of one process."""
+    """Exports the spans of all leaderships of one process."""
 
     def __init__(self, export: SpanExport, state: FleetView) -> None:
         self._export = export
@@ -32,13 +32,14 @@ class FleetSpans(LeaderObserver):
         self._exported_plan = 0
 
     def begin(self) -> None:
-        """Start exporting as the new leader. Earlier leaders have exported everything that has ended already."""
+        """Start to export as a new leader. Epochs and recoveries that have already ended are skipped, because earlier leaders have exported
+        them."""
         self._exported = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
         self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """Export spans after a proposal has ended and the state has applied it."""
+        """Export spans of newly ended epochs and recoveries after the state has applied an operation."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):
@@ -49,7 +50,7 @@ class FleetSpans(LeaderObserver):
     # ---- epochs -----------------------------------------------------------------------------------------------------
 
     def _export_epochs(self) -> None:
-        """Export all newly ended epochs, including those aborted by a plan."""
+        """Export all newly ended epochs, including those that a plan has aborted."""
         ends = self._state.image.ends
         for end in ends:
             if end.epoch not in self._exported:
@@ -91,7 +92,8 @@ class FleetSpans(LeaderObserver):
     # ---- recoveries -------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
-        """Export the current plan once, when all hosts have applied it. The fleet's start is not exported, because it is not a recovery."""
+        """Export the current plan once, after all hosts have applied it. The fleet's start is not exported, because it is not a
+        recovery."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._exported_plan):
             return

@@ -1,10 +1,10 @@
-"""Driver of a leader core: passes events to the core and executes its commands.
+"""Driver of a leader core, which passes events to the core and executes its commands.
 
-The driver makes no decisions, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. The environment is the
-process in production (`leadership.py`), a heap with virtual time in the simulator (`sim/world/simulated_replica.py`), and a
-bench or a world of plain functions in tests. The store's work is a `LeaderStore`: `StoreKeeper` in production and in the simulator.
+The driver makes no decisions, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. In production, the environment
+is the process (`leadership.py`); in the simulator, it is a heap with virtual time (`sim/world/simulated_replica.py`); in tests, it is a set
+of plain functions. A `LeaderStore` does the store's work: `StoreKeeper` in production and in the simulator.
 
-All calls come from one thread. The environment calls back later, never while a call of the driver runs.
+All calls come from one thread. The environment calls back later, never while a call to the driver is running.
 """
 
 import logging
@@ -23,44 +23,46 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LeaderEnvironment(Protocol):
-    """Environment of a leader: clocks, streams of hosts, the replicated log, threads for the store, tools."""
+    """The environment of a leader, which provides clocks, streams of hosts, the replicated log, threads for the store, and tools'
+    requests."""
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time in nanoseconds."""
 
     def wall_ns(self) -> int:
-        """Return the wall-clock time since 1970, with which operations are stamped."""
+        """Return the wall-clock time in nanoseconds since 1970. Operations carry this time."""
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
-        """Call `function` at this monotonic time, or soon if it has passed. The timer set before is no longer needed."""
+        """Call `function` at this monotonic time, or soon if the time has passed. The timer that was set before is no longer needed."""
 
     def send(self, sessions: Sequence[int], directive: Directive) -> None:
-        """Send a directive to hosts, in order. Sessions that have ended are skipped."""
+        """Send a directive to hosts, after all directives sent before. Sessions that have ended are skipped."""
 
     def close_stream(self, session: int) -> None:
-        """End a host's stream after everything sent so far."""
+        """End a host's stream after all directives sent so far have been delivered to it."""
 
     def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
-        """Propose an entry to the log; call `ended` once, within a deadline."""
+        """Propose an entry to the log. Call `ended` exactly once, within a time limit."""
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Run the blocking call `work(command)` in a worker thread and pass its answer to `then`. Several calls may run at a time."""
+        """Run the blocking call `work(command)` in a worker thread and pass its result to `then`. Several such calls may run at the same
+        time."""
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Run the blocking call `chore(command)` in a thread that runs one call after the other."""
+        """Run the blocking call `chore(command)` in a thread that runs one such call after another."""
 
     def answer(self, answer: ev.AnswerTool) -> None:
-        """Answer a tool's request."""
+        """Pass an answer to the tool that made the request."""
 
     def note(self, note: ev.Note) -> None:
-        """Log a message that the leader core asked to be logged."""
+        """Log a message of the leader core."""
 
     def end(self, ending: ev.EndRun) -> None:
         """End the coordinator's run."""
 
 
 class LeaderStore(Protocol):
-    """Store calls that execute a leader's commands; see `StoreKeeper`."""
+    """The store calls that execute a leader's commands; see `StoreKeeper`."""
 
     def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten: ...
     def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten: ...
@@ -79,7 +81,7 @@ class LeaderStore(Protocol):
 
 
 class LeaderObserver:
-    """Observer of a leader's driver; by default each hook does nothing."""
+    """Observer of a leader's driver. By default, each hook does nothing."""
 
     def event_received(self, event: ev.Event) -> None:
         """Observe an event before the core handles it."""
@@ -92,10 +94,10 @@ class LeaderObserver:
 
 
 class LeaderDriver:
-    """Driver of one leader core, from the beginning of its leadership to the end.
+    """Driver of one leader core, for the whole duration of its leadership.
 
     Attributes:
-        core: the leader core.
+        core: the leader core that is driven.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class LeaderDriver:
         self._environment = environment
         self._observers = tuple(observers)
         self._wakeup_ns = 0
-        """Time of the next timer call; 0: none is scheduled."""
+        """Time of the next timer call; 0 if none is scheduled."""
 
     def start(self) -> None:
         """Start the leader core."""
@@ -133,7 +135,7 @@ class LeaderDriver:
 
     def _on_timer(self, wakeup_ns: int) -> None:
         if wakeup_ns != self._wakeup_ns:
-            return  # An earlier wakeup has replaced this one.
+            return  # An earlier wake-up has replaced this one.
         if self.core.wakeup_ns > self._environment.now_ns():
             self._set_timer()
             return
@@ -196,7 +198,7 @@ class LeaderDriver:
             _log.error("an operation that cannot be proposed: %s", error)
             rejected = Rejected(str(error))
             event = ev.ProposalEnded(command.token, rejected)
-            # A worker's answer comes later; now the core is still busy.
+            # The outcome must be passed on later, because the core is still busy; the result of a worker arrives later.
             self._environment.in_worker(command, lambda _: event, lambda _: ended(rejected))
             return
         self._environment.propose(command, entry, ended)

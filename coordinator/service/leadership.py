@@ -40,10 +40,10 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class MirroredMachine:
-    """The state machine that Raft drives, and its mirror on the loop.
+    """The state machine that Raft drives, and its copy on the event loop.
 
     Attributes:
-        state: the mirror; read it on the event loop only. The attribute always refers to the same object.
+        state: the copy, which may be read only on the event loop. The attribute always refers to the same object.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class MirroredMachine:
         self._post: Post = lambda _: None
 
     def post_with(self, post: Post) -> None:
-        """Set the function that posts calls to the loop, in order. Call it before the replica starts."""
+        """Set the function that posts calls to the loop, in order. This method must be called before the replica starts."""
         self._post = post
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
     def apply(self, entry: bytes) -> OperationResult:
-        """Apply one committed entry. Raises LogError if the entry is not an operation; then the process must end."""
+        """Apply one committed entry. Raise LogError if the entry is not an operation; the process must then end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
         return result
@@ -68,7 +68,7 @@ class MirroredMachine:
         return self._own.freeze()
 
     def restore(self, image: bytes) -> None:
-        """Replace the state by one from a dump of this replica or of the leader."""
+        """Replace the state with the state in a dump of this replica or of the leader."""
         self._own = FleetState.restore(image)
         self._post(partial(self._take, image))
 
@@ -82,7 +82,7 @@ class MirroredMachine:
 
 
 class RaftLog:
-    """Log to which a leader proposes operations.
+    """The log to which a leader proposes operations.
 
     A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
     """
@@ -105,13 +105,13 @@ class RaftLog:
 
 
 class ReplicatedLog(Protocol):
-    """Log of a leader's decisions, which are committed before they take effect."""
+    """The log of a leader's decisions, which are committed before they take effect."""
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
         """Commit and apply `entry`.
 
-        Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
-        Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
+        Return Committed with the state machine's result, Rejected if the entry is not in the log and never will be, or otherwise Unknown.
+        After Unknown, the caller proposes the same request again. Raise LogError if the log has ended permanently.
         """
 
 
@@ -120,14 +120,14 @@ _log = logging.getLogger("snapline.coordinator")
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
-"""Largest number of directives queued for a host that does not read. Beyond it the stream is closed; the next stream begins with the
-current directives."""
+"""Largest number of directives queued for a host that does not read them. If the limit is reached, the stream is closed. The next stream
+begins with the current directives."""
 
 STORE_THREADS = 4
 """Number of threads for store calls, equal to the largest number of open epochs."""
 
 PROPOSAL_TIMEOUT_S = 30.0
-"""Time limit for a proposal, in seconds. After it the outcome is unknown, and the leader proposes the operation again."""
+"""Time limit for a proposal, in seconds. After that the outcome is unknown, and the leader proposes the operation again."""
 
 
 class Outbox:
@@ -138,7 +138,7 @@ class Outbox:
         self.is_closed = False
 
     def put(self, directive: bytes) -> None:
-        """Queue an encoded directive, unless the stream is being closed."""
+        """Queue an encoded directive. Do nothing if the outbox is closed; close it if it is full."""
         if self.is_closed:
             return
         if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
@@ -148,22 +148,24 @@ class Outbox:
         self._waiting.put_nowait(directive)
 
     def close(self) -> None:
-        """End the stream after the queued directives."""
+        """End the stream after the queued directives have been sent."""
         if not self.is_closed:
             self.is_closed = True
             self._waiting.put_nowait(None)
 
     async def get(self) -> bytes | None:
-        """Return the next directive, or None at the end of the stream."""
+        """Wait for the next directive and return it, or return None at the end of the stream."""
         return await self._waiting.get()
 
 
 class LeaderRunner:
-    """Runs one leader on one event loop: the environment of its driver (`LeaderEnvironment`).
+    """Runs one leader on one event loop. The runner is the environment of the leader's driver (`LeaderEnvironment`).
 
     Attributes:
-        is_ended: whether the leader has ended; `exit_code` or `failure` says how.
-        on_ended: function called when the leader has ended by itself, not by `stop`.
+        is_ended: whether the leader has ended. `exit_code` and `failure` describe the outcome.
+        exit_code: exit code of the coordinator if there was no failure.
+        failure: the error that ended the leader; None if there was none.
+        on_ended: function that is called when the leader ends for any reason other than `stop`.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class LeaderRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[int, Outbox] = {}
         self._plan: tuple[Plan, bytes] | None = None
-        """The last plan that was sent, and its encoding."""
+        """The last plan that was sent, with its encoding."""
         self._pending_requests: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -197,20 +199,20 @@ class LeaderRunner:
         self._unless_ended(self._driver.start)
 
     def close_streams(self) -> None:
-        """Stop handling events, and end all streams after the queued directives."""
+        """Stop handling events, and end all streams after their queued directives have been sent."""
         self._stop_taking_events()
         for outbox in list(self._outboxes.values()):
             outbox.close()
 
     def _stop_taking_events(self) -> None:
-        """Stop handling events, and fail all pending requests of tools, whose callers then ask the next leader."""
+        """Stop handling events, and fail all pending requests from tools, so that their callers ask the next leader."""
         self.is_ended = True
         for waiting in self._pending_requests.values():
             if not waiting.done():
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
     async def stop(self) -> None:
-        """End all work. The outcome of pending proposals is unknown."""
+        """Stop all tasks and threads of this leader. The outcome of pending proposals is then unknown."""
         self.close_streams()
         if self._timer is not None:
             self._timer.cancel()
@@ -222,7 +224,7 @@ class LeaderRunner:
 
     @property
     def has_hosts(self) -> bool:
-        """Return whether hosts are connected."""
+        """Return whether any host is connected."""
         return not self._core.parts.host_sessions.is_empty
 
     @property
@@ -235,7 +237,7 @@ class LeaderRunner:
         self._unless_ended(self._driver.feed, event)
 
     def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call `function` of the driver, unless this leader has ended. An exception ends the leader."""
+        """Call `function`, unless this leader has ended. If the function raises an exception, end the leader."""
         if self.is_ended:
             return
         try:
@@ -268,7 +270,7 @@ class LeaderRunner:
     # ---- streams and tools ------------------------------------------------------------------------------------------
 
     def open_stream(self) -> tuple[int, Outbox]:
-        """Register a new stream of a host; return its session number and its directives."""
+        """Register a new stream of a host. Return its session number and the outbox for its directives."""
         self._numbers += 1
         outbox = self._outboxes[self._numbers] = Outbox()
         return self._numbers, outbox
@@ -279,15 +281,15 @@ class LeaderRunner:
             self.feed(ev.StreamClosed(session))
 
     def on_host_message(self, session: int, message: HostMessage) -> None:
-        """Feed a host's message to the core."""
+        """Pass a host's message to the core, unless its stream is closed."""
         if session in self._outboxes:
             self.feed(ev.MessageReceived(session, message))
 
     async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
-        """Send a tool's request to the core under a new number, and wait for its answer.
+        """Pass a tool's request to the core under a new number, and wait for the answer.
 
         Raises:
-            CoordinatorUnavailableError: this leader ends before it has answered.
+            CoordinatorUnavailableError: this leader has ended, or ends before it has answered.
         """
         if self.is_ended:
             raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
@@ -309,15 +311,15 @@ class LeaderRunner:
     # ---- the driver's environment -----------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
     def wall_ns(self) -> int:
-        """Return the time since 1970."""
+        """Return the wall-clock time in nanoseconds since 1970."""
         return time.time_ns()
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
-        """Call `function` on the loop at a monotonic time, unless this leader has ended."""
+        """Call `function` on the loop at this monotonic time, unless this leader has ended by then."""
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(0.0, (when_ns - time.monotonic_ns()) / 1e9)
@@ -332,10 +334,9 @@ class LeaderRunner:
                 outbox.put(message)
 
     def _encoded(self, directive: Directive) -> bytes:
-        """Encode a directive.
+        """Return the encoding of a directive.
 
-        A plan names all agents and is sent to many hosts in turn after an election, so the encoding of the last plan is
-        kept.
+        A plan names all agents and, after an election, is sent to many hosts one after another. So the encoding of the last plan is cached.
         """
         if not isinstance(directive, Plan):
             return encode_directive(directive)
@@ -344,7 +345,7 @@ class LeaderRunner:
         return self._plan[1]
 
     def close_stream(self, session: int) -> None:
-        """End a stream after the queued directives."""
+        """End a stream after its queued directives have been sent."""
         outbox = self._outboxes.pop(session, None)
         if outbox is not None:
             outbox.close()
@@ -377,17 +378,17 @@ class LeaderRunner:
             self._unless_ended(then, await loop.run_in_executor(self._pool, work, command))
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Run a blocking call in the thread that cleans the store."""
+        """Run a blocking call in the single thread that cleans the store."""
         self._cleaner.submit(chore, command)
 
     def answer(self, answer: ev.AnswerTool) -> None:
-        """Answer a tool's request if the tool still waits."""
+        """Pass an answer to a tool's request if the tool is still waiting."""
         waiting = self._pending_requests.get(answer.request)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def note(self, note: ev.Note) -> None:
-        """Log a message that the leader core asked to be logged."""
+        """Log a message of the leader core."""
         _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
 
     def end(self, ending: ev.EndRun) -> None:
@@ -400,13 +401,13 @@ class Leadership:
     """Runs a leader core while this replica leads.
 
     Attributes:
-        runner: runs the leader here; None while this replica does not lead.
-        ended: event that is set when the run is over; `exit_code` or `failure` says how.
-        led: event that is set once this replica has led.
+        runner: the runner of the leader in this process; None while this replica does not lead.
+        ended: event that is set when the coordinator's run has ended. `exit_code` and `failure` describe the outcome.
+        led: event that is set once this replica has become the leader.
     """
 
     def __init__(self, make: Callable[[], LeaderRunner]) -> None:
-        """Prepare; `make` creates the runner of a new leader and raises SnaplineError if this replica cannot lead."""
+        """Prepare to lead. `make` creates the runner of a new leader, and raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
@@ -418,11 +419,11 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """Return the id of the leading replica as far as this replica knows; empty: none."""
+        """Return the id of the leading replica as far as this replica knows, or "" if no replica leads."""
         return self._standing.leader
 
     def on_standing(self, standing: Standing) -> None:
-        """React to a change of leader that this replica has noticed."""
+        """Handle a change of leader that this replica has noticed."""
         self._standing = standing
         self._changed.set()
 
@@ -437,7 +438,7 @@ class Leadership:
         self.ended.set()
 
     async def run(self, raft: RaftDriver) -> None:
-        """Lead whenever this replica is elected, until cancelled."""
+        """Lead whenever this replica is elected, until the task is cancelled."""
         try:
             while True:
                 await self._changed.wait()

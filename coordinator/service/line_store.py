@@ -1,19 +1,19 @@
 """Conversion of a recovery line into an epoch, and scans of the store's checkpoints.
 
-Agents that checkpoint on their own write checkpoint packs: a state, the channel numbers, and all messages sent since the
-previous checkpoint. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
-channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). These messages were sent before
-the line, so each is either in the channel state of the base epoch (sent before the base) or in a log of i between base and
-line.
+Agents that checkpoint on their own write checkpoint packs. A pack contains a state, the channel numbers, and all messages sent since the
+previous checkpoint. A *line* names one checkpoint of each agent. A line becomes an epoch when its channel states are known. The state of
+channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). These messages were sent before the
+line. So each of them is either in the channel state of the base epoch, if it was sent before the base, or in a log that i wrote between
+base and line.
 
-Checks, because a restart from this epoch must find exactly the messages in transit (G1, G2):
+A restart from this epoch must find exactly the messages in transit (G1, G2). Therefore `read_line` checks the following conditions:
 
-- no orphan: `received_j <= sent_i` on every channel;
-- no gap and no duplicate: the messages found have exactly those numbers, in that order;
-- every pack is the reported one with matching digests, and every checkpoint is the one that the line names (G11).
+- There is no orphan: `received_j <= sent_i` on every channel.
+- There is no gap and no duplicate: the messages found have exactly those numbers, in that order.
+- Every pack is the reported one, with matching digests, and every checkpoint is the one that the line names (G11).
 
-An agent that is not on the line has been removed. That happens only after a complete epoch has received everything it sent
-(`ComposedLine.finished`). Afterwards its numbers are no longer needed, and each host drops them at its own time.
+An agent that is not on the line has been removed. An agent is removed only after all its messages were received in a complete epoch
+(`ComposedLine.finished`). After that its numbers are no longer needed, and each host drops them at a time of its choice.
 """
 
 import logging
@@ -41,18 +41,18 @@ _log = logging.getLogger("snapline.coordinator")
 Messages = list[InTransitMessage]
 
 SHOWN_MAX = 8
-"""Largest number of messages named in an error."""
+"""Largest number of messages that one error names."""
 
 
 class ComposedLine(msgspec.Struct, frozen=True):
-    """Content of the epoch as which a recovery line is stored.
+    """The content of the epoch as which a recovery line is stored.
 
     Attributes:
         checkpoints: one checkpoint per agent, in the order of the command's agents.
         channels: channels between these agents on which messages were sent.
-        reused: digests of the chunks that are in the base epoch.
-        copied: path of a checkpoint pack → digests of the chunks that are copied from it.
-        finished: agents that have stopped, and whose messages are all received on the line.
+        reused: digests of the chunks that the base epoch already contains.
+        copied: path of a checkpoint pack → digests of the chunks that are copied from the pack.
+        finished: agents that have stopped and whose messages have all been received on the line.
     """
 
     checkpoints: list[AgentCheckpoint]
@@ -73,12 +73,12 @@ class ComposedLine(msgspec.Struct, frozen=True):
 
 
 class _Member(msgspec.Struct):
-    """Agent of the recovery line, as read from the store.
+    """An agent of the recovery line, as read from the store.
 
     Attributes:
-        checkpoint: the agent's checkpoint on the line; None: the agent is not created yet.
-        base: the agent's checkpoint in the base epoch, without state if the line has another checkpoint; None: the
-            agent is not in the base epoch.
+        checkpoint: the agent's checkpoint on the line; None if the agent has not been created yet.
+        base: the agent's checkpoint in the base epoch; None if the agent is not in the base epoch. If the line has a later checkpoint, the
+            state is omitted.
         logs: receiver → messages sent after the base checkpoint and before the line, in order.
     """
 
@@ -91,12 +91,12 @@ class _Member(msgspec.Struct):
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read the base epoch and the packs, each once, and compose the new epoch. The states of the whole fleet are held in memory.
+    """Read the base epoch and the packs once, and compose the new epoch. The states of the whole fleet are kept in memory meanwhile.
 
     Raises:
-        DamagedDataError: a file is damaged, or is not the reported file; the error names it.
-        ProtocolError: the line is not a consistent cut, or messages are missing; the error names the channel.
-        StoreError: the store cannot be read just now.
+        DamagedDataError: a file is damaged, or is not the reported file. The error names the file.
+        ProtocolError: the line is not a consistent cut, or messages are missing. The error names the channel.
+        StoreError: the store is currently unreadable.
     """
     base = dict(_read_base(store, command))
     members = _read_members(store, command, base)
@@ -122,7 +122,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
 def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
-    """Return the chunks of the line's states that are in the base, and the chunks that are in checkpoint packs."""
+    """Return the chunks of the line's states that the base contains, and those in checkpoint packs, by path."""
     if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
@@ -143,7 +143,7 @@ def _find_chunks(
 
 
 def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
-    """Write the epoch's only pack, which is durable on return. Return the command to write the epoch's manifest."""
+    """Write the epoch's only pack, which is durable on return. Return the command that writes the epoch's manifest."""
     blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
     chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
     needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
@@ -183,7 +183,7 @@ def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, Ag
 
 
 def _without_contents(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Return the checkpoint with only its numbers and logs."""
+    """Return the checkpoint with only its numbers and logs, without the state and the saved journal."""
     return msgspec.structs.replace(checkpoint, state=b"", parts=[], saved_journal=msgspec.UNSET)
 
 
@@ -212,11 +212,11 @@ def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, Age
 
 
 def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
-    """Return the number of the agent's first checkpoint after the base. ProtocolError: the line does not fit the base."""
+    """Return the number of the agent's first checkpoint after the base. Raise ProtocolError if the line does not fit the base."""
     first = agent.number - len(agent.paths) + 1
     if base is not None and not base.is_unborn:
         fits = agent.base_number == base.number and first == base.number + 1
-    else:  # An initial agent begins with number 0; an agent created later has no file of that number.
+    else:  # An initial agent begins with number 0; an agent created later has no file for number 0.
         fits = agent.base_number <= 0 and (first in (0, 1) if agent.paths else agent.number == 0)
     if fits:
         return first
@@ -230,7 +230,7 @@ def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
 def _read_pack(
     store: Store, command: MaterialiseLine, path: str, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[AgentCheckpoint]:
-    """Yield the checkpoints of one pack that the line needs; an agent may have several."""
+    """Yield the checkpoints in one pack that the line needs. An agent may have several of them."""
     reported = command.packs.get(path)
     if reported is None:
         raise ProtocolError(f"the line names {path}, and nothing was reported of it")
@@ -249,10 +249,10 @@ def _read_pack(
 
 
 class _Incoming:
-    """Messages sent to each agent of a recovery line, by receiver and sender.
+    """The messages sent to each agent of a recovery line, by receiver and sender.
 
     Attributes:
-        channels: channels between agents of the line on which something was sent, sorted.
+        channels: sorted channels between agents of the line on which messages were sent.
     """
 
     def __init__(self, members: Mapping[str, _Member]) -> None:
@@ -273,7 +273,7 @@ class _Incoming:
                 self._logs[receiver][sender] = log
 
     def of(self, receiver: str, member: _Member) -> dict[str, Messages]:
-        """Return the channel states of `receiver`. Raises ProtocolError if they are not exactly the messages in transit."""
+        """Return the channel states of `receiver`. Raise ProtocolError if the messages found are not exactly those in transit."""
         received = {} if member.checkpoint is None else member.checkpoint.received
         base_received = {} if member.base is None else member.base.received
         base_in_transit = {} if member.base is None else member.base.in_transit
@@ -297,7 +297,8 @@ class _Incoming:
 def _check_departed_sender(
     channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]
 ) -> None:
-    """Check a sender that has left the fleet: the receiver still has the sender's numbers of the base, or has dropped them."""
+    """Check a channel whose sender has left the fleet. The receiver must have received nothing since the base, and no message may be in
+    transit."""
     if received > base_received:
         raise ProtocolError(
             f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
@@ -328,11 +329,11 @@ def _check_channel(channel: str, first: int, last: int, found: list[int]) -> Non
 
 
 def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Read the checkpoints of the base epoch, including entries for its unborn agents.
+    """Return the checkpoints of the base epoch, including entries for its unborn agents.
 
     Raises:
-        DamagedDataError: the epoch is damaged; the error names the file.
-        StoreError: the store cannot be read just now.
+        DamagedDataError: the epoch is damaged. The error names the file.
+        StoreError: the store is currently unreadable.
     """
     if command.base_epoch == 0:
         return []
@@ -347,10 +348,10 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
 
 
 def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Read all checkpoint packs of the plan. A damaged pack is logged and skipped.
+    """Return the checkpoints in all checkpoint packs of the plan, sorted. A damaged pack is logged and skipped.
 
     Raises:
-        StoreError: the store cannot be read just now.
+        StoreError: the store is currently unreadable.
     """
     checkpoints: list[StoredCheckpoint] = []
     for path in store.checkpoint_packs(command.plan):

@@ -1,9 +1,10 @@
-"""Feed of released outputs, which the leader serves to readers: stored outputs, and new outputs as they are released.
+"""The feed of released outputs, in which the leader serves stored outputs to readers, and new outputs as they are released.
 
-A reader sends its cursor and gets a page of outputs released beyond it; if there are none, its call waits for the next release. The server
-keeps no state of a reader between calls. So a reader may continue at a later leader, and a slow reader does not delay others.
+A reader sends its cursor and gets a page of the outputs released after the cursor. If there are none, its call waits for the next release.
+The server keeps no state about a reader between calls. So a reader may continue with a later leader, and a slow reader does not delay
+others.
 
-Epochs with outputs are listed once per leadership; from then on the store reports new releases.
+Epochs with outputs are listed once per leadership. Once the epochs are listed, the store reports new releases.
 """
 
 import asyncio
@@ -27,29 +28,31 @@ from snapline.storage.outputs.output_record import EmittedOutput, matches_topic
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20
-"""Size of a page, 1 MiB; its last output may exceed it."""
+"""Size of a page, 1 MiB. The last output in a page may exceed it."""
 
 PAGE_OUTPUTS_MAX = 5000
-"""Largest number of outputs in a page, of any length."""
+"""Largest number of outputs in a page, whatever their size."""
 
 SCANNED_MAX = 100_000
-"""Largest number of outputs scanned for a page, so that the cursor advances even if few have the requested topic."""
+"""Largest number of outputs scanned for a page. With this limit, the cursor advances even if few outputs have the requested topic."""
 
 WAIT_S_MAX = 20.0
-"""Longest wait of a call, in seconds; a reader that still listens calls again."""
+"""Longest time, in seconds, that a call waits. A reader that is still interested calls again."""
 
 LOOK_S = 0.25
-"""Interval at which a waiting call checks whether this replica still leads."""
+"""How often, in seconds, a waiting call checks whether this replica still leads."""
 
 STAY_S = 5.0
-"""Seconds for which a reader still counts as following after its call has ended, while it processes the page."""
+"""Time, in seconds, for which a reader still counts as following after its call has ended, because the reader may be processing the
+page."""
 
 PAGES_AT_ONCE = 4
-"""Number of pages read at once. Each uses a thread and holds one part of a release in memory, some ten MiB."""
+"""Number of pages that may be read at the same time. Reading a page uses a thread and keeps one part of a release in memory, about ten
+MiB."""
 
 
 class OutputFeed:
-    """Output feed of one replica. `has_ended`: whether the fleet has ended; `leader_hint`: text that names the leader."""
+    """The output feed of one replica. `has_ended` returns whether the fleet has ended; `leader_hint` returns text that names the leader."""
 
     def __init__(
         self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], leader_hint: Callable[[], str]
@@ -59,29 +62,29 @@ class OutputFeed:
         self._leadership = leadership
         self._who_leads = leader_hint
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop; None before the first read."""
+        """The event loop; None before the first read."""
         self._changed = asyncio.Event()
-        """Event that is set at each release and then replaced by a new event."""
+        """An event that is set at each release and then replaced by a new event."""
         self._epochs: list[int] | None = None
-        """Epochs that have outputs, ascending; None: they must be listed. Releases reported during the listing are added."""
+        """The epochs that have outputs, ascending; None if they must be listed. Releases that are reported during the listing are added."""
         self._listed_by: LeaderRunner | None = None
-        """Driver of the leadership under which the epochs were listed."""
+        """Runner of the leadership during which the epochs were listed."""
         self._listing = asyncio.Lock()
         self._released_while_listing: list[int] = []
-        """Epochs released while they are being listed."""
+        """Epochs that are released while epochs are being listed."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
-        """Number of calls that wait now, and number of calls that have ever waited."""
+        """Number of calls that are currently waiting, and number of calls that have waited so far."""
         self._watched: LeaderRunner | None = None
-        """Leader whose hosts were notified that a reader follows the outputs."""
+        """The leader whose hosts were notified that a reader follows the outputs; None if no hosts were."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
-        """Return the outputs after a cursor as soon as there are any, or no outputs when the wait is over. Errors are those of
-        `Store.read_outputs`.
+        """Return the outputs after a cursor as soon as there are any. If there are none when the wait ends, return an empty page. Also
+        raise the errors of `Store.read_outputs`.
 
         Raises:
-            CoordinatorUnavailableError: this replica does not lead, or no longer leads.
+            CoordinatorUnavailableError: this replica does not lead, or has stopped leading.
         """
         loop = self._loop = asyncio.get_running_loop()
         runner, deadline_s = self._runner(), loop.time() + min(wait_s, WAIT_S_MAX)
@@ -106,7 +109,7 @@ class OutputFeed:
         )
 
     async def move(self, name: str, cursor: str) -> str:
-        """Move a consumer's cursor; return its new cursor. Errors are those of `Store.acknowledge_outputs`."""
+        """Move a consumer's cursor, and return the new cursor. Also raise the errors of `Store.acknowledge_outputs`."""
         self._runner()
         now_ns = time.time_ns()
         return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
@@ -129,7 +132,7 @@ class OutputFeed:
     async def _list(self, runner: LeaderRunner) -> list[int]:
         """Return the epochs that have outputs.
 
-        Epochs are listed again under a new leadership, because releases of other leaders are not reported here.
+        Under a new leadership, epochs are listed again, because this replica is not notified of other leaders' releases.
         """
         async with self._listing:
             if self._epochs is None or self._listed_by is not runner:
@@ -140,7 +143,7 @@ class OutputFeed:
 
     @contextlib.asynccontextmanager
     async def _watching(self, runner: LeaderRunner) -> AsyncIterator[None]:
-        """Notify hosts that a reader follows outputs, so that hosts request epochs for pending outputs."""
+        """Notify hosts that a reader follows the outputs, so that the hosts request epochs for pending outputs."""
         self._waiting += 1
         if self._watched is not runner:
             self._watched = runner
@@ -153,7 +156,7 @@ class OutputFeed:
             asyncio.get_running_loop().call_later(STAY_S, self._leave, self._waits)
 
     def _leave(self, wait: int) -> None:
-        """Stop watching if no reader has waited for STAY_S."""
+        """Stop watching if no reader has waited during the last STAY_S."""
         if self._waiting or wait != self._waits or self._watched is None:
             return
         watched, self._watched = self._watched, None
@@ -179,11 +182,11 @@ class OutputFeed:
         return runner
 
     def _is_over(self, runner: LeaderRunner) -> bool:
-        """Return whether no more outputs will be released."""
+        """Return whether the fleet has ended and no more outputs will be released."""
         return self._has_ended() and (self._leadership.ended.is_set() or runner.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
-        """Handle a release. The store calls this on any thread, perhaps after the event loop has ended."""
+        """Handle a release. The store calls this method on any thread, perhaps after the event loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._note, epoch)
@@ -200,7 +203,7 @@ class OutputFeed:
 
 
 def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> ReadOutputsReply:
-    """Return one page. The call blocks."""
+    """Return one page of outputs. The call blocks."""
     page = _Page(after, topic)
     for batch in store.read_outputs(after, epochs=epochs):
         if page.is_full:
@@ -210,7 +213,7 @@ def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> Re
 
 
 class _Page:
-    """Page that is being filled."""
+    """A page that is being filled."""
 
     def __init__(self, after: str, topic: str) -> None:
         self.cursor = after

@@ -1,11 +1,12 @@
-"""Restores requested by tools: resolve the epoch, preview what a restore would undo, and check that its inputs are available.
+"""Restores requested by tools. This module resolves the epoch, previews what a restore would undo, and checks that the inputs to be
+replayed are available.
 
-The preview follows from the state and the store at one moment; work done between the preview and the restore is undone
-as well. A confirmed preview names its epoch, not a tag or "last", so the restore uses the same epoch.
+The preview reflects the state and the store at one moment. Work done between the preview and the restore is also undone. A confirmed
+preview names its epoch instead of a tag or "last", so the restore uses the same epoch.
 
-Host logs keep the inputs that the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from
-copies may lack some; then the fleet can only be restored without these inputs. Checking this before the plan avoids a
-plan that cannot be applied.
+Host logs keep the inputs that the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from copies may
+lack some inputs; then the fleet can only be restored without these inputs. Checking this before the plan is made avoids a plan that hosts
+cannot apply.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from snapline.storage.retention.epoch_retention import parse_created
 from snapline.storage.store.store import Store
 
 NEWEST = ("last", "latest")
-"""Names for the newest complete epoch of the log; the store may hold a later one that is void."""
+"""Names for the newest complete epoch in the log. The store may contain a later epoch that is void."""
 
 TOKEN_CHARACTERS_MAX = 128
 
@@ -45,20 +46,20 @@ AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 
 class Ask(Protocol):
-    """Function that sends a request to the leader core: `LeaderRunner.ask`."""
+    """A function that sends a request to the leader core, such as `LeaderRunner.ask`."""
 
     def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
 
 
 class Restoring:
-    """Restores of one replica, while it leads."""
+    """Executes the restores that tools request from one replica, while it leads."""
 
     def __init__(self, state: FleetState, store: Store) -> None:
         self._state = state
         self._store = store
 
     async def preview(self, snapshot: str, *, is_dropping: bool) -> RestorePreview:
-        """Return what a restore would undo.
+        """Return what a restore would undo, and which inputs it would replay.
 
         Raises:
             NotFoundError: the snapshot does not exist.
@@ -87,10 +88,11 @@ class Restoring:
         )
 
     async def restore(self, snapshot: str, token: str, reason: str, *, is_dropping: bool, ask: Ask) -> RestoreReply:
-        """Restore the fleet; return when the plan is committed.
+        """Restore the fleet, and return when the plan is committed.
 
         Raises:
-            NotFoundError, UsageError, StoreError: as for `preview`; or inputs are missing and the caller did not permit dropping them.
+            NotFoundError, UsageError, StoreError: same as for `preview`. UsageError also if inputs are missing and the caller did not
+                permit dropping them.
             ExternalFailureError: no plan could be made in time, or another restore is active.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
@@ -142,14 +144,14 @@ class Restoring:
 
 
 def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_AgentEffect]]":
-    """Return log entries beyond an epoch: agent → numbers of inputs, and effect records in log order."""
+    """Return the log entries beyond an epoch: agent → numbers of its inputs, and the effect records in log order."""
     inputs: dict[str, set[int]] = {}
     calls: list[_AgentEffect] = []
     for log, numbers in sorted(store.read_logs().items()):
         for number in numbers:
             try:
                 batch = store.read_batch(log, number)
-            except NotFoundError:  # deleted in the meantime: no kept epoch needs the log
+            except NotFoundError:  # the batch was deleted in the meantime, so no kept epoch needs it
                 continue
             if batch is None:
                 continue
@@ -164,12 +166,12 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
 
 
 def _is_call(entry: JournalEntry) -> bool:
-    """Return whether the entry is the call of an effect. Refused effects, and results of an earlier turn, are not calls."""
+    """Return whether the entry records an effect call. Refused effects, and results from an earlier turn, are not calls."""
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
 def _effect_record_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
-    """Return the effect record of a logged call, whether it was written or not."""
+    """Return the effect record for a logged call, even if no such record was ever written."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
     generation, (undoes, of) = int(number), effect_undone_by(key) or ("", 0)
@@ -190,13 +192,13 @@ _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
 
 
 _AgentEffect = tuple[str, EffectRecord]
-"""(agent, its effect record)."""
+"""(agent, record of one of its effects)."""
 
 
 def _undone(store: Store, discarded: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
-    """Return the outputs and effects that a restore past these epochs undoes or leaves.
+    """Return the outputs that a restore past these epochs reverts, and the effects that it does not revert.
 
-    `logged` adds calls whose outputs are deleted or not released yet.
+    `logged` adds effect calls whose outputs were deleted or have not been released yet.
     """
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
@@ -215,7 +217,7 @@ _EFFECT_OUTCOMES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked
 
 
 def effects_left(words: Iterable[_AgentEffect]) -> tuple[str, ...]:
-    """Return the external effects in these records that remain, one line each. Effects undone by compensation are omitted."""
+    """Return the external effects in these records that remain, one line each. Effects that a compensation has undone are omitted."""
     remaining: dict[tuple[str, str, int], str] = {}
     for agent, record in words:
         if record.stage not in _EFFECT_OUTCOMES:  # other stages do not change the fate of the effect

@@ -1,9 +1,8 @@
-"""Process of a coordinator replica: opens the log and the store, serves calls, leads if elected, and ends.
+"""The process of a coordinator replica, which opens the log and the store, serves calls, leads if it is elected, and ends.
 
-After a stop signal, a running fleet takes a last snapshot. The hosts may be stopping, too, and need a coordinator for
-their last epoch. The leader begins this epoch (`leader/fleet_end.py`). The other replicas keep running until the epoch
-is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does
-not run.
+After a stop signal, a running fleet takes a last snapshot. The hosts may also be stopping, and need a coordinator for their last epoch. The
+leader begins this epoch (`leader/fleet_end.py`). The other replicas keep running until the epoch is complete, because it cannot be
+committed without them. A coordinator ends at once if its fleet has no hosts or is not running.
 """
 
 import asyncio
@@ -65,11 +64,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("snapline.coordinator")
 
 LOOK_S = 0.05
-"""Seconds between checks whether the last epoch is complete; an epoch takes some tens of milliseconds."""
+"""How often, in seconds, the process checks whether the last epoch is complete. An epoch takes tens of milliseconds."""
 
 
 class CoordinatorStop:
-    """Planned stop of one coordinator process."""
+    """The planned stop of one coordinator process."""
 
     def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
         self._leadership = leadership
@@ -79,7 +78,7 @@ class CoordinatorStop:
         self._waiting: asyncio.Task[None] | None = None
 
     def asked(self) -> None:
-        """Handle a stop signal: end after a last snapshot or after the time limit. A second signal ends the process at once."""
+        """Handle a stop signal. End the process after a last snapshot, or after the time limit. After a second signal, end it at once."""
         now_s = asyncio.get_running_loop().time()
         if self._waiting is not None and now_s < self._signal_s + SAME_SIGNAL_S:
             return
@@ -117,41 +116,43 @@ class CoordinatorStop:
 
 
 AWAY_LOOK_S = 1.0
-"""Seconds between checks of an unreachable store; mounting a file system takes seconds."""
+"""Time, in seconds, between checks of an unreachable store. Mounting a file system takes seconds."""
 
 STORE_WAIT_LOG_CHECKS = 30
-"""Number of checks of an unreachable store after which the wait is logged again."""
+"""Number of checks of an unreachable store between two log messages about the wait."""
 
 OTHER_STORE_CHECKS_MAX = 60
-"""Largest number of checks that may find a different store. A mount may be changing; after this number, --store is assumed to be wrong."""
+"""Number of checks after which a different store is an error. Until then, a mount may be changing; after that, --store is assumed to be
+wrong."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 USERS_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 SERVER_STOP_S = 1.0
-"""Seconds that running calls have to finish when the process ends."""
+"""Time, in seconds, for running calls to finish when the process ends."""
 
 HEALTH_S = 0.5
-"""Seconds between health updates: half an election time-out."""
+"""Time, in seconds, between health updates, which is half an election time-out."""
 
 SINGLE_REPLICA_ELECTION_S = (0.06, 0.12)
-"""Election time-outs of a replica without peers, in seconds."""
+"""Election time-outs, in seconds, of a replica that has no peers."""
 
 LOST_LOG_CHECK_S = 5.0
-"""Seconds between checks, by a replica without a leader or without its log, whether too many logs are lost. The interval is longer than an
-election, so that a learner that can become a voter has become one."""
+"""How often, in seconds, a replica checks whether too many logs are lost. Only a replica without a leader or without its log checks
+this. The interval is longer than an election, so that a learner that can become a voter has had the time to do so."""
 
 REFUSED_S = 2.0
-"""Seconds for which all other replicas must refuse this replica, or use another transport, before it ends. They may not have dialled its
-address yet."""
+"""Time, in seconds, after which this replica ends if all other replicas refuse it or use another transport. Earlier, the other replicas may
+not have dialled its address yet."""
 
 END_CHECK_S, FOLLOWER_EXIT_DELAY_S = 1.0, 10.0
-"""Seconds between a non-leader's checks whether the fleet has ended, and seconds that it stays afterwards because its leader needs it."""
+"""How often, in seconds, a replica that does not lead checks whether the fleet has ended; and how long it then stays, because its leader
+needs it."""
 
 
 class FolderInUseError(UsageError):
-    """The data directory is in use by another coordinator."""
+    """Another coordinator is using the data directory."""
 
     exit_code = 11
 
@@ -160,24 +161,27 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a coordinator.
 
     Attributes:
-        data_dir: folder of the coordinator's log; reusing the folder continues the same fleet.
-        store: the checkpoint store, a path or file:///… URL that all hosts share.
-        hosts_expected: the fleet starts when this many hosts have joined.
-        listen: "host:port"; port 0 takes the port of the previous run, or any free one.
-        advertise: address for others; default: the listening address.
-        security: transport security; default: plaintext on loopback only.
-        health: address that serves health without certificates (`telemetry/health.py`); empty: none.
+        data_dir: folder of the coordinator's log. A coordinator that is started on the same folder again continues the same fleet.
+        store: path or file:///… URL of the checkpoint store, which all hosts share.
+        hosts_expected: number of hosts that must have joined before the fleet starts.
+        listen: "host:port". Port 0 means the port of the previous run or, if that is unknown or taken, any free port.
+        advertise: the address given to other processes; "" means the listening address.
+        security: transport security. By default, plaintext on loopback only.
+        health: address of a health server without certificates (`telemetry/health.py`); "" means none.
         metrics: metrics endpoint (`telemetry/metrics_server.py`).
-        spans: export to OpenTelemetry (`telemetry/spans.py`).
+        spans: settings of the export to OpenTelemetry (`telemetry/spans.py`).
         log_ids: ids in the coordinator's log lines (`telemetry/log_lines.py`).
-        rejoin_grace_s: seconds that agents wait for their lost host to return before they move to other hosts.
-        keep_epochs: number of complete epochs that a recovery may return to, at least 2.
-        retention: policy for older epochs that stay in the store; None: `keep_epochs`, and the default hours and days.
-        exit_when_finished: end the process when the fleet has ended; otherwise `Status` is still answered.
+        rejoin_grace_s: how long, in seconds, agents wait for their lost host to return before they move to other hosts.
+        keep_epochs: number of complete epochs to which a recovery may return, at least 2.
+        retention: policy by which older epochs stay in the store. None means a policy that keeps `keep_epochs` epochs, and the default
+            numbers of hours and days.
+        exit_when_finished: whether the process ends when the fleet has ended. If false, the process continues to answer `Status`.
         node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas, equal on all and permanent; empty: this replica is alone.
-        begin_anew: if all snapshots are damaged, the fleet may begin again from its initial states.
-        last_snapshot_s: seconds that a stop signal waits for a last snapshot of a running fleet; 0: take no snapshot.
+        members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. The mapping is empty if this
+            is the only replica.
+        begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
+        last_snapshot_s: how long, in seconds, the process waits after a stop signal for a last snapshot of a running fleet; 0 means that it
+            takes no snapshot.
     """
 
     data_dir: Path
@@ -201,14 +205,14 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_coordinator(options: CoordinatorOptions) -> int:
-    """Run until the fleet has ended, or SIGTERM or SIGINT; return the exit code (0, 1 if the fleet failed).
+    """Run until the fleet has ended, or until SIGTERM or SIGINT. Return the exit code, which is 1 if the fleet failed and otherwise 0.
 
     Raises:
         ForeignLogError: the log belongs to another replica, store or coordinator.
-        FolderInUseError: another coordinator runs on the data directory.
+        FolderInUseError: another coordinator is using the data directory.
         LogError: the log is damaged.
         StoreError: the store cannot be used.
-        UsageError: an option is wrong.
+        UsageError: an option is invalid.
     """
     check_id(options.node, "coordinator")
     if options.hosts_expected < 1:
@@ -231,12 +235,13 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
 
 
 async def _open_store(location: str, folder: Path) -> Store:
-    """Open the store. Only a replica without a log creates a store; other replicas wait for the store whose id is in their log.
+    """Open the store. A replica without a log may create a store. Other replicas wait for the store whose id is in their log.
 
     Raises:
-        UsageError: no store can exist at the location, such as below a file; or the location keeps holding another store.
-        StoreKeyError: the store has another key.
-        StoreError: the store is damaged, or cannot be created now.
+        UsageError: no store can exist at the location, for example below a file; or the location still contains another store after several
+            checks.
+        StoreKeyError: the store has a different key.
+        StoreError: the store is damaged, or currently cannot be created.
     """
     if not any((folder / name).exists() for name in (JOURNAL_FILE, DUMP_FILE)):
         return await asyncio.to_thread(_open_or_create, location)
@@ -275,7 +280,7 @@ def _open_or_create(location: str) -> Store:
 
 
 class _Process:
-    """Process of one replica: Raft, the leader core while it leads, and the gRPC server."""
+    """The process of one replica: Raft, the gRPC server and, while the replica leads, the leader core."""
 
     def __init__(self, options: CoordinatorOptions, store: Store) -> None:
         self._options = options
@@ -367,16 +372,16 @@ class _Process:
         return self._leadership.exit_code
 
     def on_stop_signal(self) -> None:
-        """Make `run` return after a last snapshot, even if `run` has not been called yet."""
+        """Handle a stop signal. `run` returns after a last snapshot, even if `run` has not been called yet."""
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
-        """Return the ids that log lines of this process carry."""
+        """Return the ids that appear in this process's log lines."""
         state = self._machine.state
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
     def metrics_endpoint(self) -> MetricsServer:
-        """Return the metrics endpoint of this process and, while it leads, the fleet."""
+        """Return the metrics endpoint of this process. While the process leads, the endpoint also has the fleet's metrics."""
         metrics = CoordinatorMetrics(
             self._replica,
             self._leadership,
@@ -401,7 +406,7 @@ class _Process:
             ) from error
 
     async def _watch_logs(self) -> None:
-        """Watch the replicas and end the process when too many have lost their logs to elect a leader."""
+        """Watch the replicas, and end the process when too many of them have lost their logs for a leader to be elected."""
         driver = self._replica.driver
         while True:
             if not self._is_alone:
@@ -418,7 +423,7 @@ class _Process:
             await asyncio.sleep(LOST_LOG_CHECK_S)
 
     async def _watch_refusals(self) -> None:
-        """End the process when all other replicas refuse it, or differ from it in their use of TLS."""
+        """End the process if all other replicas refuse it, or differ from it in their use of TLS."""
         others, held_s = len(self._members) - 1, 0.0
         while others:
             refusals = self._replica.streams.refusals.final()
@@ -429,7 +434,7 @@ class _Process:
             await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
-        """Wait until a replica without peers leads, so that it refuses no call while it starts."""
+        """Wait until a replica without peers leads, so that it does not refuse calls while it starts."""
         waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -441,7 +446,8 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """Set the health status (a replica without a majority is not serving), and pass the replicas' status to the leader core."""
+        """Update the health status, and pass the replicas' status to the leader core. A replica without a leader or a majority is not
+        serving."""
         raft, options = self._replica.driver, self._options
         try:
             status = await raft.status()
@@ -456,7 +462,7 @@ class _Process:
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
-        """End a replica that does not lead some time after the fleet's end, when its hosts know."""
+        """End a replica that does not lead, some time after the fleet has ended and its hosts were notified."""
         while self._options.exit_when_finished:
             await asyncio.sleep(END_CHECK_S)
             if self._machine.state.image.outcome and self._leadership.runner is None:
@@ -466,7 +472,7 @@ class _Process:
                     return
 
     def _make_runner(self) -> LeaderRunner:
-        """Create the runner of a new leader. Raises LogError or UsageError if log and store do not agree."""
+        """Create the runner of a new leader. Raise LogError or UsageError if the log and the store do not match."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -487,7 +493,7 @@ class _Process:
         return LeaderRunner(core, self._log, keeper, [self._figures, *self._begin_spans()])
 
     def _begin_spans(self) -> "list[FleetSpans]":
-        """Begin the spans of a new leader, if spans are exported."""
+        """Begin the spans of a new leader and return their observer, or return an empty list if spans are not exported."""
         if self._export is None:
             return []
         from snapline.coordinator.service.fleet_spans import FleetSpans
@@ -509,7 +515,7 @@ def _check_store(state: FleetView, store: Store) -> None:
     """Check that the log and the store belong together.
 
     Raises:
-        LogError: the log has lost its end.
+        LogError: the log lacks its newest entries.
         UsageError: the log is new, but the store is in use.
     """
     try:
@@ -538,7 +544,7 @@ async def _listen(
     guard: RpcGuard,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
-    """Return a bound server and its address: the given one, or the port of the previous run."""
+    """Return a bound server and its address. With port 0, prefer the port of the previous run."""
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
     wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
@@ -564,10 +570,10 @@ async def _add_services(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder for one process: two processes with the same files would vote twice.
+    """Lock the folder for this process, because two processes with the same files would vote twice.
 
     Raises:
-        FolderInUseError: another process uses the folder.
+        FolderInUseError: another process is using the folder.
     """
     make_private(folder)
     try:
@@ -581,7 +587,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
-    """Write the address file for tools. It is replaced atomically."""
+    """Write the address file for tools, replacing the old file atomically."""
     content = document("CoordinatorAddress", address=address, listen=listen)
     scratch = data_dir / f"{ADDRESS_FILE}.new"
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
@@ -589,7 +595,8 @@ def _write_address(data_dir: Path, address: str, listen: str) -> None:
 
 
 def read_address(data_dir: Path, field: str = "address") -> str:
-    """Return the address of `data_dir`'s coordinator, or its listening address (`field="listen"`); empty: the coordinator never ran."""
+    """Return the address of the coordinator that uses `data_dir`, or, with `field="listen"`, its listening address. Return "" if it has
+    never run."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):

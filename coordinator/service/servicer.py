@@ -101,14 +101,15 @@ class LeaderHint:
         self._members = members
 
     def sentence(self) -> str:
-        """Return a sentence that says why this replica does not answer."""
+        """Return a sentence that says why this replica does not answer the call."""
         leader = self._leadership.leader
         if leader and not self._replica.driver.standing.is_leader:
             return f"another replica, {leader}, leads the coordinator"
         return "no replica leads the coordinator just now"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the trailing metadata of a call that this replica does not answer: the leader's address, if known."""
+        """Return the trailing metadata for a call that this replica does not answer. The metadata contains the leader's address, or "" if
+        the address is unknown."""
         leader = self._leadership.leader
         is_other = leader in self._members and not self._replica.driver.standing.is_leader
         address = self._members[leader] if is_other else ""
@@ -116,7 +117,7 @@ class LeaderHint:
 
 
 class Servicer(Protocol):
-    """Interface that `with_grpc_errors` needs of a servicer."""
+    """Interface that `with_grpc_errors` requires from a servicer."""
 
     @property
     def leader_hint(self) -> LeaderHint: ...
@@ -128,7 +129,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """Return the gRPC status for `error`."""
+    """Return the gRPC status code for `error`."""
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
@@ -147,7 +148,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
 def with_grpc_errors(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
-    """Decorate a call so that its errors are sent to the caller with their own text."""
+    """Decorate a gRPC handler so that its errors are sent to the caller with their own text."""
 
     @functools.wraps(call)
     async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
@@ -166,22 +167,22 @@ def with_grpc_errors(
 _log = logging.getLogger("snapline.coordinator")
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""Largest message that is parsed without counting its entries. Even with the shortest entries, such a message takes only a few MiB of
-memory."""
+"""Largest size, in bytes, of a message that is parsed without counting its entries. Even with the shortest entries, such a message takes
+only a few MiB of memory."""
 
 HOST_MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
-"""Limits of a message in parts; hosts send parts of 1 MiB."""
+"""Limits on the size, in bytes, and the number of parts of a message that is sent in parts. Hosts send parts of 1 MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
-"""Limits on the entries and numbers of a larger message. A fleet definition has an entry and two fields for each possible agent. A report
-has the names of all agents, the names of twice as many departed agents, and numbers for 40 channels of each agent."""
+"""Limits on the entries and numbers in a larger message. A fleet definition has an entry and two fields for each possible agent. A report
+has the names of all agents and of up to twice as many departed agents, and numbers for 40 channels of each agent."""
 
 
 def read_host_message(data: bytes) -> HostMessage:
     """Decode a host's message.
 
     Raises:
-        ProtocolError: the data are not a host's message, or exceed the limits.
+        ProtocolError: the data is not a host's message, or exceeds the limits.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -189,14 +190,14 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """Joins the parts of messages that one host sends."""
+    """Joins the parts of the messages that one host sends."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
     def take(self, data: bytes) -> HostMessage | None:
-        """Add received data and return the complete message, or None if more parts of the message follow.
+        """Add received data. Return the complete message, or None if more parts of it follow.
 
         Raises:
             ProtocolError: the message is too large, or `read_host_message` rejects it.
@@ -222,20 +223,22 @@ FIGURES = (
 )
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Largest size of a snapshot's states and messages in one answer. The other half is for names and counters: 4 MiB for ten thousand agents."""
+"""Largest size, in bytes, of a snapshot's states and messages in one answer. The other half of the answer is for names and counters: 4 MiB
+for ten thousand agents."""
 
 LISTING_S = 2.0
-"""Time limit, in seconds, for the store to list its epochs; after it the history is shown without the store's list."""
+"""Time limit, in seconds, for the store to list its epochs. If the store does not list its epochs in time, the history is shown without the
+list."""
 
 ANSWER_S = 0.1
-"""Seconds between the answer and the end of the process, so that the answer can be sent."""
+"""Time, in seconds, between the answer and the end of the process. The answer is sent during that time."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
-"""Fields of a host's heartbeat and status whose sums over all hosts appear in the fleet's status."""
+"""Fields of a host's heartbeat and status whose sums over all hosts are part of the fleet's status."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
-    """gRPC handlers of the coordinator for hosts and tools."""
+    """The coordinator's gRPC handlers for calls from hosts and tools."""
 
     def __init__(
         self,
@@ -270,8 +273,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """Serve one stream of a host until the leadership ends: pass the host's messages to the leader core and the core's directives to
-        the host."""
+        """Serve one stream of a host until this replica's leadership ends. Pass the host's messages to the leader core, and the core's
+        directives to the host."""
         runner = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
@@ -300,7 +303,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.runner
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """Read and check the stream's first message, which identifies the host. No other message is processed before."""
+        """Read and check the stream's first message, which identifies the host. No other message is processed before the first one has been
+        checked."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:
@@ -337,7 +341,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return runner
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
-        """Ensure that later reads see every change acknowledged before this call (linearizable reads)."""
+        """Ensure that later reads see every change that was acknowledged before this call (linearizable reads)."""
         if not is_stale_allowed:
             self._leading()
             await self._replica.driver.read(lambda: None)
@@ -406,7 +410,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
-        """Begin an epoch manually; answer when it has ended."""
+        """Begin an epoch manually, and answer when the epoch has ended."""
         begun_ns = time.monotonic_ns()
         answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
         return pb.SnapshotOutcome(
@@ -478,7 +482,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
-        """Return what a restore would undo."""
+        """Return what work and outputs a restore would undo."""
         await self._be_current()
         preview = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(preview)
@@ -494,7 +498,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Return the hosts of agents to tools and to clients, which call these hosts."""
+        """Return the hosts on which agents are placed, to tools, or to clients that then call these hosts."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
@@ -503,7 +507,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
-        """Handle a launcher's report that a host process has ended. `is_known` in the answer: the fleet counts this run as alive."""
+        """Handle a launcher's report that a host process has ended. In the answer, `is_known` says whether the fleet counted this run as
+        alive."""
         await self._check_own(context, HOST, request.host)
         runner = self._leading()
         record = self._state.image.hosts.get(request.host)
@@ -514,7 +519,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
-        """Handle a host's report that its process is alive although its event loop is blocked."""
+        """Handle a host's report that its process is alive but its event loop is blocked."""
         await self._check_own(context, HOST, request.host)
         self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
         return pb.ReportHostBusyReply()
@@ -553,7 +558,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """Check that a caller with this role acts only for itself; callers with other permitted roles may act for all."""
+        """If the caller has this role, check that it acts only for itself. Callers with other permitted roles may act for others."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -564,23 +569,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
-        """Return released outputs; if there are none, wait for one."""
+        """Return released outputs. If there are none after the cursor, wait for a release."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
     @with_grpc_errors
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
-        """Return consumers and their positions."""
+        """Return all consumers of outputs, with their positions."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
     @with_grpc_errors
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
-        """Acknowledge outputs: move a consumer's cursor."""
+        """Move a consumer's cursor, which acknowledges the outputs before it."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
     @with_grpc_errors
     async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
-        """Delete a consumer."""
+        """Delete a consumer of outputs."""
         await self._outputs.forget(request.name)
         return pb.ForgetConsumerReply()
 
@@ -605,7 +610,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Transfer the leadership to another replica. A replica may only give up its own leadership."""
+        """Transfer the leadership to another replica. A replica may only transfer its own leadership."""
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
@@ -617,9 +622,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End this replica's process after the answer is sent.
+        """End a replica's process. A replica that ends its own process first sends the answer.
 
-        The leader records a call for another replica before it forwards the call.
+        For another replica, the leader forwards the call after it has recorded the call.
         """
         name = request.name
         if name not in self._members:
@@ -637,7 +642,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        """Return the whole replicated state, including every change acknowledged before the call."""
+        """Return the whole replicated state, including every change that was acknowledged before the call."""
         await self._be_current()
         image = await asyncio.to_thread(
             zlib.compress, self._state.freeze(), 1

@@ -68,7 +68,7 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LogSweeper:
-    """Deletes batches of host logs for one coordinator. Batches and manifests are immutable, so each is read only once."""
+    """Deletes batches of host logs for one coordinator. Batches and manifests are immutable, so each of them is read only once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -76,7 +76,8 @@ class LogSweeper:
         self._numbers: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
-        """Delete unneeded batches. The next sweep retries failed deletions. If an epoch cannot be read, nothing is deleted."""
+        """Delete batches that are no longer needed. The next sweep retries failed deletions. If an epoch cannot be read, nothing is
+        deleted."""
         try:
             batches = self._read_batches()
             numbers = self._read_numbers(command.epochs) if batches else {}
@@ -90,7 +91,7 @@ class LogSweeper:
             _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
 
     def _read_batches(self) -> list[BatchNumbers]:
-        """Return all but the highest batch of each log, which is always kept."""
+        """Return the batches of each log except its highest batch, which is always kept."""
         batches: dict[tuple[LogName, int], BatchNumbers] = {}
         for log, numbers in self._store.read_logs().items():
             for number in numbers[:-1]:
@@ -117,13 +118,13 @@ class LogSweeper:
 
 
 EPOCHS_KEPT = 8
-"""Number of epochs whose numbers are cached, so that a new epoch and its predecessor need not be read."""
+"""Number of epochs whose numbers are cached, so that a new epoch and its predecessor need not be read from the store."""
 
 Numbers = dict[str, int]
 
 
 class _CachedNumbers(msgspec.Struct, frozen=True):
-    """Cached facts of an epoch: its root, and for each agent the numbers of the last input consumed and the last output emitted."""
+    """Cached data of an epoch: its root, and for each agent the numbers of the last input consumed and of the last output emitted."""
 
     root: str
     inputs: Numbers
@@ -131,7 +132,7 @@ class _CachedNumbers(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Output releaser of one coordinator. Methods may run on any thread, but `release` only once at a time."""
+    """Releases outputs for one coordinator. Methods may run on any thread, but only one `release` may run at a time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
@@ -148,7 +149,7 @@ class OutputReleaser:
         return (known.inputs, known.outputs) if known is not None and known.root == root else None
 
     def release(self, command: ReleaseEpoch) -> EpochReleased:
-        """Release the outputs of an epoch; repeating a release succeeds."""
+        """Release the outputs of an epoch. A repeated release succeeds."""
         epoch = command.epoch
         try:
             now = self._store.confirm_damage(lambda: self._release(command))
@@ -171,7 +172,7 @@ class OutputReleaser:
         return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
-        """Write a release. `outputs=None` writes an empty release, to which later writers cannot add outputs."""
+        """Write a release. If `outputs` is None, write an empty release, to which no later writer can add outputs."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
@@ -181,7 +182,7 @@ class OutputReleaser:
     # ---- earlier releases -----------------------------------------------------------------------------------------
 
     def _emitted_before(self, ancestors: Sequence[Ancestor], now: Numbers) -> Numbers:
-        """Return agent → number of its last released output."""
+        """Return a mapping from each agent to the number of its last output in earlier releases."""
         whole = next((x for x in ancestors if not x.is_condemned), None)
         before = dict(self._read(whole.epoch, whole.root).outputs) if whole is not None and now else {}
         condemned = [x for x in reversed(ancestors) if x.is_condemned]
@@ -195,7 +196,7 @@ class OutputReleaser:
         return before
 
     def _close(self, ancestor: Ancestor, after: int) -> Numbers:
-        """Close a condemned epoch's release; return agent → number of the last output in it."""
+        """Close a condemned epoch's release. Return a mapping from each agent to the number of its last output in that release."""
         self._write(ancestor.epoch, ancestor.root, after, None)
         try:
             released = self._store.read_release(ancestor.epoch)
@@ -206,7 +207,7 @@ class OutputReleaser:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
-        """Return the new outputs of the agents in `fresh`, reading only the checkpoints of these agents."""
+        """Return the new outputs of the agents in `fresh`. Read only the checkpoints of these agents."""
         manifest = self._store.read_manifest(command.root, epoch=command.epoch)
         outputs: list[EmittedOutput] = []
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
@@ -230,14 +231,14 @@ class OutputReleaser:
 
 
 def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
-    """Check that the checkpoint has all outputs since the previous epoch, because hosts drop only released outputs."""
+    """Check that the checkpoint contains all outputs since the previous epoch. Hosts drop only released outputs, so none may be missing."""
     if numbers != list(range(above + 1, last + 1)):
         path = manifest.packs[manifest.line_of(agent).pack].path
         raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)
 
 
 def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:
-    """Return the damaged epoch and file, or (0, "") if only a release file is damaged, which harms no epoch."""
+    """Return the damaged epoch and file. Return (0, "") if only a release file is damaged, because that damages no epoch."""
     finding = finding_of(error)
     path = manifest_path(command.root) if finding is None else finding.path
     if parse_part_path(path) is not None:
@@ -247,17 +248,17 @@ def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str
 
 
 VALIDITY = "consistent: every channel covered, every pack's index read back"
-"""Validity text in the manifest of an epoch made by hosts."""
+"""Validity text in the manifest of an epoch that hosts have made."""
 
 LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
 """Validity text in the manifest of an epoch that the coordinator has composed from checkpoints."""
 
 DELETED_KEPT = 10_000
-"""Number of deleted epochs remembered: many more than are deleted while a manifest with bases waits to be written."""
+"""Number of deleted epochs that are remembered. Far fewer epochs are deleted while a manifest with bases waits to be written."""
 
 
 class StoreKeeper:
-    """Store calls of one coordinator (`LeaderStore`). All methods may run on any thread, several at a time."""
+    """Executes the store calls of one coordinator (`LeaderStore`). All methods may run on any thread, several at a time."""
 
     def __init__(
         self,
@@ -269,12 +270,15 @@ class StoreKeeper:
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Prepare the store calls; nothing is read or written yet.
+        """Prepare the store calls. Nothing is read or written yet.
 
         Args:
-            state: source of the fleet's name, which is fixed once defined, and of its agents' ordinals.
-            retention: policy for forgotten epochs that stay in the store; None: only pinned and tagged ones.
-            on_deleted: called with the number of deleted files, on the thread that deletes.
+            store: the checkpoint store.
+            state: the replicated state, which contains the fleet's name (fixed once defined) and its agents' ordinals.
+            retention: policy that keeps forgotten epochs in the store; None keeps only pinned and tagged epochs.
+            on_deleted: function called with the number of deleted files, on the thread that deletes them.
+            wall_ns: function that returns the wall-clock time.
+            now_ns: function that returns the monotonic time.
         """
         self._store = store
         self._on_deleted = on_deleted
@@ -289,9 +293,9 @@ class StoreKeeper:
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
-        """Lock held while chunks are reused, until the manifest refers to them, so that no deletion happens in between."""
+        """Lock that is held while chunks are reused until the manifest refers to them, so that no deletion happens in between."""
         self._deleted: dict[int, None] = {}
-        """Epochs that the replicated log has forgotten, in the order in which they were forgotten."""
+        """Epochs that the replicated log has forgotten, in the order in which it forgot them."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -302,7 +306,7 @@ class StoreKeeper:
         return ProbeWritten(command.session, path, content)
 
     def remove_probe(self, command: RemoveProbe) -> None:
-        """Remove a probe."""
+        """Remove a probe file."""
         self._quietly(lambda: self._store.remove_probe(command.path), f"probe {command.path} remains")
 
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
@@ -326,7 +330,7 @@ class StoreKeeper:
         return root
 
     def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
-        """Return the bases that were not deleted since the command was made."""
+        """Return the bases that have not been deleted since the command was issued."""
         return {epoch: root for epoch, root in bases.items() if epoch not in self._deleted}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
@@ -362,7 +366,7 @@ class StoreKeeper:
         )
 
     def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
-        """List the checkpoints in the base epoch and in the packs of the current recovery plan."""
+        """List the checkpoints in the base epoch and in the packs of the plan."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
             base = self._store.confirm_damage(lambda: line_store.scan_base(self._store, command))
@@ -404,14 +408,15 @@ class StoreKeeper:
         )
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
-        """Return the agents' ordinals, which another fleet needs to read the vectors in the checkpoints."""
+        """Return the agents' ordinals, or nothing for non-autonomous protocols. Another fleet needs the ordinals to read the vectors in the
+        checkpoints."""
         if not is_autonomous(self._image.protocol):
             return {}
         records = self._image.agents
         return {x.agent: records[x.agent].ordinal for x in command.agents if x.agent in records}
 
     def _topology_of(self, command: WriteManifest) -> str:
-        """Return a fingerprint of agents, classes and channels. The fingerprint rarely changes, so the last one is cached."""
+        """Return a fingerprint of agents, classes and channels. The last fingerprint is cached, because it rarely changes."""
         agents = tuple([(x.agent, x.kind) for x in command.agents])
         cached_key, fingerprint = self._topology
         if cached_key != (agents, command.channels):
@@ -423,7 +428,7 @@ class StoreKeeper:
         return fingerprint
 
     def publish(self, command: PublishEpoch) -> EpochPublished:
-        """Write the ref of a complete epoch; repeating the call succeeds."""
+        """Write the ref of a complete epoch. A repeated call succeeds."""
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")
@@ -449,7 +454,7 @@ class StoreKeeper:
         return self._outputs.release(command)
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
-        """Find the epoch that a tag or number names."""
+        """Find the epoch to which a tag or number refers."""
         try:
             return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
         except (SnaplineError, OSError) as error:
@@ -458,7 +463,7 @@ class StoreKeeper:
     def check_line(self, command: CheckLine) -> LineChecked:
         """Check whether the fleet can restart from this epoch.
 
-        Hosts check the blobs that they load; with `is_whole`, this call checks all blobs, too.
+        Hosts check the blobs that they load. With `is_whole`, this call also checks all blobs.
         """
         try:
             self._store.confirm_damage(lambda: self._check_line(command))
@@ -478,7 +483,7 @@ class StoreKeeper:
             raise damaged(found.path, found.reason, epoch=command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
-        """Delete forgotten epochs that neither the policy nor a pin or tag keeps; the next sweep retries failed deletions."""
+        """Delete forgotten epochs, except those kept by the policy, a pin or a tag. The next sweep retries failed deletions."""
         with self._marking:
             self._deleted |= dict.fromkeys(command.epochs)
             while len(self._deleted) > DELETED_KEPT:
@@ -486,7 +491,8 @@ class StoreKeeper:
         self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
 
     def sweep(self, command: SweepStore) -> None:
-        """Delete epochs that the log has forgotten, and unreferenced data."""
+        """Delete epochs that the log has forgotten, data that nothing refers to, and released outputs that may be deleted; also compact
+        packs."""
         kept = {*command.kept, *command.undecided}
 
         def sweep_forgotten() -> None:
@@ -513,7 +519,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.delete_outputs(now_ns=self._wall_ns()), "outputs that all have had remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
-        """Delete the forgotten epochs that the retention policy no longer keeps. The policy depends on the current time."""
+        """Delete those forgotten epochs that the retention policy no longer keeps at the current time."""
         times = self._read_times()
         kept: Collection[int] = ()
         if self._retention is not None:
@@ -531,7 +537,7 @@ class StoreKeeper:
     def _read_times(self) -> list[SnapshotTime]:
         """Return the creation times of the store's epochs.
 
-        Manifests are immutable, so each is read once, and only if there is a retention policy.
+        Manifests are immutable, so each is read only once, and only if there is a retention policy.
         """
         if self._retention is None:
             return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
@@ -555,11 +561,11 @@ class StoreKeeper:
         return snapshot_time(summary)
 
     def sweep_logs(self, command: SweepLogs) -> None:
-        """Delete batches of host logs that no recovery plan can need any more."""
+        """Delete batches of host logs that no recovery plan can need anymore."""
         self._logs.sweep(command)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
-        """Delete checkpoint packs; the sweep after the next recovery plan retries failed deletions."""
+        """Delete checkpoint packs. The sweep after the next recovery plan retries failed deletions."""
         self._quietly(
             lambda: self._on_deleted(len(self._store.delete_checkpoints(command.paths))), "checkpoints remain"
         )
@@ -603,9 +609,9 @@ def _path_of(error: DamagedDataError, root: str) -> str:
 
 
 def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
-    """Return the damaged base epoch and its file, or (0, "") if the error has another cause.
+    """Return the damaged base epoch and its damaged file. Return (0, "") if the error has another cause.
 
-    Only damage of a base's manifest counts, so a wrong report of a host cannot condemn an epoch.
+    Only damage to a base's manifest counts, so a wrong report from a host cannot condemn an epoch.
     """
     finding = finding_of(error) if isinstance(error, DamagedDataError) else None
     if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:

@@ -1,9 +1,9 @@
-"""Users of the coordinator: their tokens, the audit log of their requests, and the People service over gRPC. This module is an adapter
-around `state/operation_rules.py`.
+"""Users of the coordinator: their tokens, the audit log of their calls, and the gRPC service People. This module is an adapter around
+`state/operation_rules.py`.
 
-Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged
-change. Another replica may lack the newest tokens, and refers callers with an unknown token to the leader. Calls that
-change something are recorded through Raft before they are made; that operation checks the token again.
+Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged change. Another
+replica's copy may lack the newest tokens, so it refers callers with an unknown token to the leader. A call that changes the fleet is
+recorded through Raft before it is executed; that operation checks the token again.
 """
 
 import asyncio
@@ -34,18 +34,19 @@ VALID_S_MAX = 366 * 24 * 3600
 """Longest validity of a token, in seconds."""
 
 PROPOSE_S, AGAIN_S = 10.0, 0.1
-"""Seconds allowed for committing an entry (an election takes a second or two), and seconds between attempts under the same request id."""
+"""Time limit, in seconds, for committing an entry (an election takes a second or two), and time between attempts with the same request
+id."""
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
 HOST_RPC_RULES = {
     rpc.rpartition("/")[2]: rule for rpc, rule in RPC_RULES.items() if rule.changes_state and "v1.Inputs/" in rpc
 }
-"""RPCs of users to hosts that change the fleet."""
+"""The RPCs to hosts by which users change the fleet."""
 
 
 class FleetUsers:
-    """Users' tokens and audit log; one object per replica."""
+    """The users' tokens and the audit log. Each replica has one such object."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class FleetUsers:
     # ---- authorization --------------------------------------------------------------------------------------------------
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the bearer of this token; see `rpc_authorization.People`."""
+        """Return the user to whom this token belongs, or None if the token is invalid; see `rpc_authorization.People`."""
         bearer = bearer_of(self._state.image, digest, time.time_ns())
         if bearer is None:
             self._check_leading()
@@ -78,7 +79,7 @@ class FleetUsers:
         return Identity(bearer[1], bearer[0])
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str, at: str = "") -> None:
-        """Record a call; see `rpc_authorization.People`."""
+        """Record a call in the audit log; see `rpc_authorization.People`."""
         self._check_leading()
         assert caller.identity is not None, "nobody is not written down"
         role, name = caller.identity
@@ -87,11 +88,11 @@ class FleetUsers:
             raise UsageError(result.reason)
 
     def check_member(self, host: str) -> None:
-        """Check that a host is a living member of the fleet; a host certificate alone is not enough.
+        """Check that a host is a living member of the fleet, because a host certificate alone does not prove that.
 
         Raises:
-            UsageError: the host does not exist.
-            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know the host.
+            UsageError: the fleet has no such host.
+            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know the host and does not lead.
         """
         record = self._state.image.hosts.get(host)
         if record is not None and record.state == ALIVE:
@@ -102,10 +103,10 @@ class FleetUsers:
         raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
 
     async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
-        """Record a user's call to a host. The host is trusted only for its own name.
+        """Record a user's call to a host. The host may only report calls to itself.
 
         Raises:
-            UsageError: `proof` does not identify a user who may have made this call, or the host is not a member.
+            UsageError: `proof` does not identify a user who may have made this call, or the host is not a member of the fleet.
         """
         self._check_leading()
         self.check_member(host)
@@ -143,7 +144,7 @@ class FleetUsers:
     # ---- tokens ---------------------------------------------------------------------------------------------------------
 
     async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
-        """Create a token; return its expiry, in nanoseconds of this replica's clock."""
+        """Create a token. Return its expiry, in nanoseconds by this replica's wall clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
             raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
@@ -154,7 +155,7 @@ class FleetUsers:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """Revoke a token, which becomes invalid with the log entry of the revocation."""
+        """Revoke a token. The log entry of the revocation makes the token invalid."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
@@ -170,7 +171,7 @@ class FleetUsers:
         return ReadTokensReply(tuple(rows))
 
     async def audit(self, count: int) -> ReadAuditReply:
-        """Return the last calls, admitted and refused, in the order in which they were recorded."""
+        """Return the last `count` recorded calls, admitted and refused, in the order in which they were recorded."""
         await self._be_current()
         image = self._state.image
         kept = sorted((*image.calls, *image.refusals), key=lambda each: each.number)
@@ -188,12 +189,12 @@ class FleetUsers:
             raise CoordinatorUnavailableError(self._who_leads.sentence())
 
     async def _be_current(self) -> None:
-        """Ensure that later reads see every change acknowledged before this call."""
+        """Ensure that later reads see every change that was acknowledged before this call."""
         self._check_leading()
         await self._raft.read(lambda: None)
 
     async def _propose(self, kind: op.Kind) -> OperationResult:
-        """Commit an operation; propose it again under the same request id while its outcome is unknown."""
+        """Commit an operation and return its result. While its outcome is unknown, propose it again with the same request id."""
         self._sequence += 1
         entry = op.encode_operation(op.Operation(time.time_ns(), self._client, self._sequence, kind))
         try:
@@ -210,7 +211,7 @@ class FleetUsers:
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
-    """gRPC handlers for admins, and for hosts that users have called."""
+    """gRPC handlers for calls from admins, and from hosts that users have called."""
 
     def __init__(self, people: FleetUsers, guard: RpcGuard, leader_hint: LeaderHint) -> None:
         self._people = people
@@ -219,7 +220,7 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
-        """Register a token by its digest."""
+        """Create a token, of which only the digest is sent."""
         expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
         return pb.MakeTokenReply(expires_ns=expires_ns)
 
@@ -236,14 +237,14 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
-        """Return the name and role of a token's user, for a host that was called."""
+        """Return the name and role of the user to whom a token belongs, for a host that the user has called."""
         self._people.check_member(self._host(context))
         user = await self._people.holder(request.digest)
         return pb.CheckTokenReply() if user is None else pb.CheckTokenReply(name=user.name, role=user.role)
 
     @with_grpc_errors
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """Record a user's call to a host, with the user named in the proof and the host's name."""
+        """Record a user's call to a host. The proof identifies the user, and the certificate identifies the host."""
         proof = Caller(None, request.digest, request.certificate)
         await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()

@@ -1,7 +1,7 @@
-"""Records of the replicated state. They form one image, which is encoded as a whole when the log is compacted.
+"""Records of the replicated state. Together they form one image, which is encoded as a whole when the log is compacted.
 
-Every table is bounded by a constant. The image stays below the 64 MiB that a replica accepts from another. With names
-of usual lengths the image has 16 MiB at most.
+A constant bounds the size of every table. The image stays below 64 MiB, the largest size that a replica accepts from another replica. With
+names of usual length, it takes at most 16 MiB.
 
 The outcomes of epochs and their time accounts are for display only. No decision depends on them.
 """
@@ -15,24 +15,26 @@ from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import is_logged
 
 ENDS_KEPT = 256
-"""Number of newest epochs whose outcome is kept: four minutes at one epoch per second, ten days at one per hour. With the longest ids and
-reasons, the outcomes take some hundred KiB of the image."""
+"""Number of newest epochs whose outcome is kept. The kept outcomes cover four minutes at one epoch per second, or ten days at one per hour.
+With the longest ids and reasons, the outcomes take several hundred KiB of the image."""
 
 REASON_CHARACTERS_MAX = 300
-"""Largest length of a reason here, in characters; recent outcomes have the full reason."""
+"""Largest length, in characters, of a reason in these outcomes. The newest outcomes are also kept with the full reason
+(`OutcomeRecord`)."""
 
 
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
-    """Durations of one host's part of an epoch.
+    """The durations of one host's part of an epoch.
 
-    All but `after_ns` are consecutive durations by the host's own clock, for its agent that was last to record its state. A host of
-    an older release reports neither these durations nor an agent.
+    All except `after_ns` are consecutive durations by the host's own clock. The durations concern the host's agent that was the last to
+    record its state. A host of an older release reports neither these durations nor an agent.
 
     Attributes:
-        agent: the last agent of the host to record its state; "": no agent had to.
-        after_ns: time from the epoch's begin until the report arrived, by the leader's clock. A new leader counts from its own start.
-        start_delay_ns: time from the host's first notice of the epoch until the agent could be recorded, between two turns.
-        capture_ns: time to take the agent's image.
+        agent: the host's agent that was the last to record its state; "" if no agent had to record its state.
+        after_ns: time, by the leader's clock, from the start of the epoch to the arrival of the report. A new leader counts from its own
+            start.
+        start_delay_ns: time from the host's first notice of the epoch until the agent's state could be recorded, between two turns.
+        capture_ns: time to capture the agent's state.
         alignment_ns: time until no more messages of the epoch could arrive at the host.
         store_ns: time until the host's part was durable.
     """
@@ -47,18 +49,18 @@ class PartTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def recorded_ns(self) -> int:
-        """Return the time from the host's first notice of the epoch until its last agent was recorded."""
+        """Return the time from the host's first notice of the epoch until its last agent's state was recorded."""
         return self.start_delay_ns + self.capture_ns
 
 
 class EpochAccount(msgspec.Struct, frozen=True, gc=False):
-    """Summary of an epoch's reports, for the log.
+    """A summary of an epoch's reports, kept in the log.
 
     Attributes:
         reports: number of hosts that have reported.
-        new_bytes: bytes that these hosts have written for the epoch.
-        last: the host that reported last.
-        late: the host with the agent that was recorded last. Other hosts wait for this agent, and may report later.
+        new_bytes: number of bytes that these hosts have written for the epoch.
+        last: the host that was the last to report.
+        late: the host whose agent was the last to record its state. Other hosts wait for this agent, and may report later.
     """
 
     reports: int = 0
@@ -68,12 +70,12 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, gc=False):
-    """End of an epoch.
+    """The end of an epoch.
 
     Attributes:
-        begun_ns, ended_ns: wall clock of the leader that proposed the operation.
-        reason: why the epoch was aborted.
-        account: summary of the reports; None: hosts do not report such epochs, or a plan or the fleet's end aborted it.
+        begun_ns, ended_ns: times by the wall clock of the leader that proposed the operation.
+        reason: why the epoch was aborted; "" if it completed.
+        account: summary of the reports; None if hosts do not report such epochs, or if a plan or the fleet's end aborted the epoch.
     """
 
     epoch: int
@@ -96,34 +98,35 @@ LONG_HOSTS_MAX, SHORT_HOST_BYTES = 256, 16
 All names fit into one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
-"""Limits on agents that are alive or part of a retained epoch. Each agent takes some 150 bytes of the image, which is encoded in some 30
-ms. A plan names all of them in one message of 16 MiB, so beyond 20,000 agents an agent's id and kind have 80 bytes together."""
+"""Limits on agents that are alive or part of a kept epoch. Each agent takes about 150 bytes of the image, which takes about 30 ms to
+encode. A plan names all agents in one message of at most 16 MiB. So beyond 20,000 agents, an agent's id and kind may have 80 bytes in
+total."""
 
 LOGGED_AGENTS_MAX = 20_000
-"""Largest number of agents in logged protocols: each agent has vectors with one entry per agent."""
+"""Largest number of agents in protocols with sender logs, in which each agent has vectors with one entry per agent."""
 
 AGENTS_EVER_MAX = 200_000
-"""Largest number of agents ever created. Ids are never reused, so the ids of departed agents are kept: at most about 10 MiB of the
-image."""
+"""Largest number of agents ever created. Ids are never reused, so the ids of departed agents are kept; they take at most about 10 MiB of
+the image."""
 
 EPOCHS_OPEN_MAX = 4
-"""Largest number of open epochs: more would only keep channel state of the same slow agent several times."""
+"""Largest number of open epochs. A larger number would only store the channel state of the same slow agent several times."""
 
 OUTCOMES_KEPT = 64
-"""Number of ended epochs whose outcome can still be sent to a host. Hosts report only on open epochs, at most 4."""
+"""Number of ended epochs whose outcome can still be sent to a host. Hosts report only on open epochs, of which there are at most 4."""
 
 PLANS_KEPT = 64
-"""Number of plans in the recovery history."""
+"""Number of plans kept in the recovery history."""
 
 RESULTS_KEPT = 64
-"""Number of results kept per client, which is also the number of unresolved requests that a client may have."""
+"""Number of results kept per client, which is also the largest number of unresolved requests that a client may have."""
 
 CLIENTS_MAX = 1024
-"""Number of clients remembered: runs of hosts (three clients each) and of the coordinator. The least recently used client is forgotten
-first."""
+"""Number of clients whose results are kept. Clients are runs of hosts (three clients each) and of the coordinator. The least recently used
+client is forgotten first."""
 
 PAST_INSTANCES_KEPT = 16
-"""Number of earlier runs of a host that are remembered by name, so that they can be refused."""
+"""Number of a host's earlier runs whose names are kept. A run whose name is kept can be refused if it returns."""
 
 ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED, VOID = "open", "complete", "condemned", "void"
@@ -133,15 +136,17 @@ APPLIED, UNCHANGED, REFUSED, OVER = "applied", "unchanged", "refused", "over"
 
 
 class OperationResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of an operation.
+    """The result of an operation.
 
     Attributes:
-        status: "applied"; "unchanged": the state already had this value; "refused": the state does not allow it and is unchanged;
-            "over": refused because its proposer, its plan or the fleet is over. The next plan resolves the request.
+        status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation and is
+            unchanged; "over" if the operation was refused because its proposer or the fleet has ended, or its plan was replaced. In the
+            last case the next plan resolves the request.
         reason: why the operation was refused.
-        number: assigned number: host start, plan, epoch, incarnation, or position of the next agent to define.
-        begun: latest epoch that has begun (for creations).
-        epochs: epochs that the operation aborted (losses, plans, damage, the end) or forgot, or open epochs (creations and removals).
+        number: the assigned number, which is a host start, plan, epoch or incarnation, or the position of the next agent to define.
+        begun: for creations, the latest epoch that has begun.
+        epochs: the epochs that the operation aborted (losses, plans, damage, the end) or forgot; for creations and removals, the open
+            epochs.
     """
 
     status: str
@@ -152,22 +157,22 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the operation was refused, so the state is unchanged."""
+        """Return whether the operation was refused, so that the state is unchanged."""
         return self.status in (REFUSED, OVER)
 
 
 class HostRecord(msgspec.Struct):
-    """Record of one host.
+    """The record of one host.
 
     Attributes:
-        start: number of the host's current run, from 1.
-        instance: name of the current run, which the host process chose.
+        start: number of the host's current run, counted from 1.
+        instance: name of the current run, chosen by the host's process.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby although it is reachable; "": the host is not kept on standby. Cleared
-            when a plan uses the host.
-        is_drained: an operator drains the host; the mark survives restarts of the host.
-        died: number of the last run whose process is known to have died during turns.
+        spare: why the host is on standby although it is reachable; "" if it is not on standby. The field is cleared when a plan uses the
+            host.
+        is_drained: whether an operator drains the host. The mark survives restarts of the host.
+        died: name of the last run whose process is known to have died during turns; "" if there is none.
     """
 
     start: int
@@ -181,18 +186,19 @@ class HostRecord(msgspec.Struct):
 
 
 class AgentRecord(msgspec.Struct):
-    """Record of one agent that is alive or part of a kept epoch.
+    """The record of one agent that is alive or part of a kept epoch.
 
     Attributes:
-        host: host on which the agent is placed; "" before the first plan.
-        incarnation: grows with every restart. All agents restart together, so the incarnation is the number of their
-            plan. Thus an id whose creation was void can be used again without repeating an incarnation (G9).
-        is_initial: the fleet's definition names the agent, so it is a member of line 0.
-        born_epoch: latest epoch begun when the agent's creation was committed; 0 for initial agents.
-        left_epoch: latest epoch begun when the agent's removal was committed; None while it has not left.
-        created_plan: plan under which the agent was created; 0 for initial agents.
-        left_plan: plan under which the agent was removed; None while it has not left.
-        ordinal: the agent's index in the vectors that messages carry; never reused, even if the agent's creation is void.
+        host: the host on which the agent is placed; "" before the first plan.
+        incarnation: a number that grows with every restart. All agents restart together, so the incarnation is the number of their plan.
+            Thus an id whose creation became void can be used again without repeating an incarnation (G9).
+        is_initial: whether the fleet's definition names the agent, so that it is a member of line 0.
+        born_epoch: the latest epoch that had begun when the agent's creation was committed; 0 for initial agents.
+        left_epoch: the latest epoch that had begun when the agent's removal was committed; None if the agent has not left.
+        created_plan: the plan under which the agent was created; 0 for initial agents.
+        left_plan: the plan under which the agent was removed; None if the agent has not left.
+        ordinal: the agent's index in the vectors that messages carry. An ordinal is never reused, even if the agent's creation becomes
+            void.
     """
 
     kind: str
@@ -206,19 +212,21 @@ class AgentRecord(msgspec.Struct):
     ordinal: int = 0
 
     def is_member_of(self, epoch: int) -> bool:
-        """Return whether the agent is a member of `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
+        """Return whether the agent is a member of `epoch` (protocols.md, 2.2 rules 7 and 8). The members of line 0 are the initial
+        agents."""
         if epoch == 0:
             return self.is_initial
         return self.born_epoch < epoch and (self.left_epoch is None or self.left_epoch >= epoch)
 
 
 class EpochRecord(msgspec.Struct):
-    """Record of an epoch that is open, complete, condemned (found damaged later) or void (the fleet was restored to an earlier one).
+    """The record of an epoch, which is open, complete, condemned (later found damaged) or void (the fleet was restored to an earlier
+    epoch).
 
     Attributes:
-        root: root of the epoch's manifest, once complete.
-        unborn: agents that are unborn in the epoch: a recovery to this epoch creates them again.
-        drop_before: a plan that starts from this epoch drops inputs logged under plans below this number; 0: none.
+        root: root of the epoch's manifest; "" until the epoch is complete.
+        unborn: agents that are unborn in the epoch, so that a recovery to this epoch creates them again.
+        drop_before: a plan that starts from this epoch drops inputs that were logged under plans below this number; 0 if it drops none.
     """
 
     plan: int
@@ -233,7 +241,7 @@ class EpochRecord(msgspec.Struct):
 
 
 class OutcomeRecord(msgspec.Struct):
-    """Outcome of an epoch."""
+    """The outcome of an epoch. `reason` says why it was aborted."""
 
     epoch: int
     is_complete: bool
@@ -241,13 +249,13 @@ class OutcomeRecord(msgspec.Struct):
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):
-    """Restore that a plan executes.
+    """The restore that a plan executes.
 
     Attributes:
-        request: the client's token of the request.
-        drop_inputs: the request's choice; the plan's `drop_before` implements it.
-        voided: complete epochs that the restore has made void.
-        agent: the requesting agent; "": an operator.
+        request: the client's token for the request.
+        drop_inputs: whether the request asked to drop later inputs. The plan's `drop_before` implements this.
+        voided: the complete epochs that the restore has made void.
+        agent: the agent that requested the restore; "" if an operator did.
     """
 
     request: str
@@ -257,25 +265,25 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct):
-    """Record of a recovery plan, by which the fleet starts or restarts from a recovery line.
+    """The record of a recovery plan, by which the fleet starts or restarts from a recovery line.
 
     Attributes:
         line_epoch, line_root: the recovery line; 0 and "" stand for the initial states.
-        begun_epoch: latest epoch begun when the plan was committed; every agent starts with it as its r.
-        hosts: hosts with agents, in order. They confirm the plan and report epochs; losing one requires a new plan.
+        begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with this value as its r.
+        hosts: the hosts with agents, in order. These hosts confirm the plan and report epochs; the loss of one requires a new plan.
         confirmed: hosts that have confirmed the plan.
-        unborn: agents that are unborn on the line: their creation is in transit there, or waits in a checkpoint.
+        unborn: agents that are unborn on the line, because their creation is in transit there, or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
-        condemned: epochs found damaged since the previous plan, and skipped in the choice of the line.
-        messages: number of in-transit messages of the line, which are delivered again.
-        suspected_ns, committed_ns, done_ns: wall clock; done 0: not all hosts have confirmed.
-        rolled_back: number of agents that did not keep their live state; all of them in coordinated protocols.
+        condemned: epochs that were found damaged since the previous plan, and therefore skipped when the line was chosen.
+        messages: number of the line's in-transit messages, which are delivered again.
+        suspected_ns, committed_ns, done_ns: wall-clock times; done_ns is 0 until all hosts have confirmed the plan.
+        rolled_back: number of agents that did not keep their live state; in coordinated protocols these are all agents.
         checkpoints_lost: number of durable checkpoints past the line, summed over the agents.
-        restore: the restore that the plan executes; None: the plan is a start, a recovery or a move.
-        drop_before: inputs past the line that were logged under plans below this number are dropped; 0: none.
-        is_move: the plan moves agents and was not caused by a failure.
-        lost_ns: duration of the work undone, up to the time when the lost hosts were last known to work; 0: unknown, in
-            autonomous protocols.
+        restore: the restore that the plan executes; None if the plan is a start, a recovery or a move.
+        drop_before: inputs past the line that were logged under plans below this number are dropped; 0 if none are.
+        is_move: whether the plan moves agents and was not caused by a failure.
+        lost_ns: duration of the work undone, up to the time at which the lost hosts were last known to work; 0 if unknown, as in autonomous
+            protocols.
     """
 
     number: int
@@ -307,13 +315,14 @@ class PlanRecord(msgspec.Struct):
 
 
 LOGS_KNOWN_MAX = 1024
-"""Number of sealed logs of the latest plans whose newest batch is remembered. They take some 40 KB of the state."""
+"""Number of sealed logs, of the latest plans, whose newest batch is kept. Records of these logs take about 40 KB of the state."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """A host log that a later plan's hosts may not have sealed yet, or whose newest batch is known.
+    """A host log that the hosts of a later plan may not have sealed yet, or whose newest batch is known.
 
-    `newest`: number of a durable batch, kept to detect the batch's removal from a signed or encrypted store; 0: none is known.
+    `newest` is the number of a durable batch; 0 if none is known. The number serves to detect that the batch was removed from a signed or
+    encrypted store.
     """
 
     plan: int
@@ -323,14 +332,14 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True):
-    """Origin of a fork, which begins with one complete epoch of another fleet and has no initial states.
+    """The origin of a fork, which begins with one complete epoch of another fleet and has no initial states.
 
     Attributes:
         name: name of the fork.
-        parent, parent_name: cluster and name of the other fleet.
-        epoch: epoch of the snapshot, in both fleets.
-        plan: plan of the snapshot; the fork's first plan has the next number.
-        is_live: agents may do effects.
+        parent, parent_name: cluster id and name of the other fleet.
+        epoch: the snapshot's epoch number, which is the same in both fleets.
+        plan: the snapshot's plan number; the fork's first plan has the next number.
+        is_live: whether the fork's agents may call effects.
     """
 
     name: str
@@ -342,7 +351,7 @@ class ForkOrigin(msgspec.Struct, frozen=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
-    """A user's token: its role, its SHA-256 digest, and its expiry."""
+    """A user's token: its role, its SHA-256 digest, and the times of its creation and expiry."""
 
     role: str
     digest: bytes
@@ -351,15 +360,15 @@ class TokenRecord(msgspec.Struct, frozen=True):
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """Audit record of a user's call that changes the fleet.
+    """The audit record of a user's call that changes the fleet.
 
     Attributes:
-        number: sequence number of the call, from 1, without gaps.
+        number: sequence number of the call, counted from 1 without gaps.
         made_ns: time by the wall clock of the leader that proposed the record.
-        name, role: the caller, authenticated by certificate or (`is_borne`) by token.
-        at: the host that was called; "": the coordinator.
+        name, role: the caller, who was authenticated by a token if `is_borne`, otherwise by a certificate.
+        at: the host that was called; "" if the coordinator was called.
         call: name of the RPC.
-        about: description of the request; for "failed" also the reason.
+        about: description of the request and, if the outcome is "failed", the reason.
         outcome: "allowed", "refused" or "failed".
     """
 
@@ -375,7 +384,8 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """Reason why the fleet cannot continue under its current plan. `worked_until_ns`: wall-clock time until which lost hosts worked."""
+    """The reason why the fleet cannot continue under its current plan. `worked_until_ns` is the wall-clock time until which the lost hosts
+    worked."""
 
     reason: str
     lost: list[str]
@@ -384,7 +394,7 @@ class PlanNeed(msgspec.Struct):
 
 
 class CondemnedRecord(msgspec.Struct):
-    """A complete epoch whose bytes were found damaged later, under `plan`."""
+    """A complete epoch whose data was later found damaged, under `plan`."""
 
     epoch: int
     plan: int
@@ -393,7 +403,7 @@ class CondemnedRecord(msgspec.Struct):
 
 
 class RememberedResult(msgspec.Struct):
-    """Result of a request, kept in case the request is repeated."""
+    """The result of a request, kept in case the request is repeated."""
 
     sequence: int
     digest: bytes
@@ -401,33 +411,33 @@ class RememberedResult(msgspec.Struct):
 
 
 class FleetImage(msgspec.Struct):
-    """All of the replicated state.
+    """The whole replicated state.
 
     Attributes:
         policy: text that describes when agents checkpoint on their own, for display.
-        log_bytes_max: limit on the size of sender logs in the store; 0: no limit.
-        places: placement rules; the first rule that names an agent counts.
-        agents_defined: number of agents in the definition; the fleet is defined when all of them are in `agents`.
+        log_bytes_max: limit, in bytes, on the sender logs in the store; 0 means no limit.
+        places: placement rules. The first rule that names an agent applies to it.
+        agents_defined: number of agents in the definition. The fleet is defined when all of them are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
-        forgotten_start: largest start of a forgotten host; new hosts begin above it (G9).
-        gone: ids of agents that left and are in no kept epoch; these ids are never reused.
+        forgotten_start: largest start of a forgotten host. The starts of new hosts are larger than this number (G9).
+        gone: ids of agents that have left and are in no kept epoch. Ids in `gone` are never reused.
         epochs: open, complete, condemned and void epochs, ascending.
-        begun: number of the latest epoch begun.
+        begun: number of the latest epoch that has begun.
         forgotten: the highest forgotten epoch that was complete.
-        logs: host logs, at most one per host and plan. Of plans older than the last one that all hosts have confirmed, only the last
-            1,024 logs with a known batch are kept.
-        need: set from the loss of a host with agents until the next plan.
-        outcome: "stopped" or "failed" once the fleet has ended; `ending` has the reason.
-        requests: client → its last results; the most recently used client is last.
-        now_ns: largest time of any applied operation.
-        rpo_ns: objective for the work that a failure may undo; 0: none.
-        rto_ns: objective for the duration of a recovery; 0: none.
-        fork: origin of the fleet; None: it began with its initial states.
+        logs: host logs, at most one per run of a host and plan. Of the plans before the last one that all hosts have confirmed, only the
+            last 1,024 logs with a known batch are kept.
+        need: why a new plan is needed; None if the current plan can continue.
+        outcome: "stopped" or "failed" once the fleet has ended; `ending` is the reason.
+        requests: client → its last results. The most recently used client is last.
+        now_ns: the latest time of any applied operation.
+        rpo_ns: objective for the amount of work that a failure may undo; 0 if there is none.
+        rto_ns: objective for the duration of a recovery; 0 if there is none.
+        fork: origin of the fleet; None if it began with its initial states.
         tokens: name → a user's token.
-        calls, refusals: the last admitted, and the last refused, calls of users that change the fleet.
+        calls, refusals: the last calls by users that change the fleet; `refusals` contains those that were refused.
         calls_made: number of the last recorded call.
-        ends: outcomes of the last epochs, oldest first; later changes of an epoch are not recorded here.
-        deaths: turns during which processes have died, the most recently counted last.
+        ends: outcomes of the last epochs, oldest first. Later changes of an epoch are not recorded here.
+        deaths: turns during which processes have died. The most recently counted one is last.
     """
 
     version: int = IMAGE_VERSION
@@ -478,7 +488,7 @@ _image_decoder = msgspec.msgpack.Decoder(FleetImage)
 
 
 def decode_image(image: bytes) -> FleetImage:
-    """Return the state in `image`.
+    """Return the replicated state that `image` encodes.
 
     Raises:
         LogError: `image` is not a state of this version.
@@ -496,19 +506,19 @@ def decode_image(image: bytes) -> FleetImage:
 
 
 def agents_max(protocol: str) -> int:
-    """Return the largest number of agents that a fleet of this protocol may have."""
+    """Return the largest number of agents that a fleet with this protocol may have."""
     return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:
-    """Return why the id and class of an agent with `position` agents before it are too long, or "" if they are not."""
+    """Return why an agent's id and class are too long, given `position` agents before it. Return "" if they are not too long."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
 
 
 def problem_of_host(host: str, others: int) -> str:
-    """Return why this host cannot be added to a fleet of `others` hosts, or "" if it can."""
+    """Return why this host cannot be added to a fleet with `others` hosts, or "" if it can."""
     if others >= HOSTS_MAX or not is_id(host):
         return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
     is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
@@ -516,7 +526,7 @@ def problem_of_host(host: str, others: int) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Return whether `text` can be the id of an agent or a host."""
+    """Return whether `text` is a valid id of an agent or a host."""
     try:
         check_id(text)
     except UsageError:
@@ -525,19 +535,20 @@ def is_id(text: str) -> bool:
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the operation is in the log permanently and has been applied."""
+    """Outcome of a proposal whose operation is in the log permanently and has been applied."""
 
     result: OperationResult
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the operation is not in the log and never will be."""
+    """Outcome of a proposal whose operation is not in the log and never will be."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome unknown: the operation may be in the log, now or later. Proposing it again under the same request id applies it only once."""
+    """Outcome of a proposal whose operation may be in the log, now or later. A repeated proposal with the same request id is applied only
+    once."""
 
     reason: str
 

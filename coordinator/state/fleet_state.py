@@ -1,30 +1,30 @@
-"""The replicated state machine: facts that the fleet has agreed on, and the rules by which they change.
+"""The replicated state machine: the facts on which the fleet has agreed, and the rules by which they change.
 
-The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. Its successor, or another
-replica, must reach the same state from the log alone. So every decision is an operation in the log, and applying one is a pure function of
-state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`);
-so does applying the rest of a log to an image.
+The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. The coordinator's
+successor, or another replica, must reach the same state from the log alone. So every decision is an operation in the log. The result of
+applying an operation depends only on the state and the operation. The state machine uses no clock, no randomness and no I/O, and never
+iterates over a set. Applying the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
 
-Rules, in the words of `docs/protocols.md`:
+The rules, in the terms of `docs/protocols.md`:
 
-1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, which happens once. Operations on an epoch or a
-   plan name the state that they expect; a late proposal is refused, and its proposer reads the state again.
+1. *One outcome* (G4). An epoch is open from its start until it is completed or aborted, which happens once. Operations on an epoch or a
+   plan name the state that they expect. A late proposal is refused, and its proposer reads the state again.
 2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of every agent.
-   Operations name the plan and host start of their origin, and are refused when these have been replaced.
-3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint must not
-   come back). Its line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and removals are
-   void. In autonomous protocols an epoch with trigger "recovery" may begin and complete before the plan, while the fleet recovers: it
-   holds the surviving states and becomes the line. A restore is a plan, too: it makes the complete epochs above its line void,
-   permanently.
-4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open count as unborn in
-   it. Those named in its manifest exist again after a recovery to e, because the message that creates them is in transit there. A member
-   is also unborn if its creation is in transit or waits in its parent's checkpoint.
+   Operations name the plan and host start under which they were requested, and are refused when these have been replaced.
+3. *A plan ends the history* of the work that it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint
+   must not return). The plan's line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and
+   removals become void. In autonomous protocols, an epoch with trigger "recovery" may begin and complete before the plan, while the fleet
+   recovers: it contains the surviving states and becomes the line. A restore is also a plan. A restore makes the complete epochs above its
+   line void, permanently.
+4. *Membership.* Epoch e contains the agents created before it and not removed before it. Agents created while e was open count as unborn
+   in e. Agents that are unborn in e and named in its manifest exist again after a recovery to e, because the message that creates them is
+   in transit there. A member is also unborn if its creation is in transit or waits in its parent's checkpoint.
 5. *Requests* are applied once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
    state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT` unresolved requests. A request older
    than its last `RESULTS_KEPT` results is refused, since it is unknown whether the request was applied.
 6. *Validate first, then change*: a refused operation changes only the table of requests.
 
-Carries G4 and G9 and, together with the log, G8. `leader/core.py` is the volatile counterpart, which decides which operations to propose.
+Implements G4 and G9 and, together with the log, G8. The volatile counterpart, `leader/core.py`, decides which operations to propose.
 """
 
 import msgspec
@@ -89,14 +89,14 @@ from snapline.protocols.names import is_autonomous
 
 
 class FleetState(FleetView):
-    """The state machine of the log. Code on the event loop's thread may read `image`; only `handle` changes it."""
+    """The state machine of the log. Code on the event loop's thread may read `image`; only `handle` may change it."""
 
     # ---- entry ----------------------------------------------------------------------------------------------------
 
     def handle(self, now_ns: int, event: op.Operation) -> list[OperationResult]:
-        """Apply one committed operation; the single result is the reply to its proposer.
+        """Apply one committed operation. Return a list with its single result, which is the reply to its proposer.
 
-        `now_ns` is the operation's own time: the result must not depend on when it is applied.
+        `now_ns` is the time in the operation itself, because the result must not depend on when the operation is applied.
         """
         digest = op.digest_of(event.kind)
         earlier_result = _earlier_result_of(self.image, event, digest)
@@ -108,7 +108,7 @@ class FleetState(FleetView):
         return [result]
 
     def apply(self, operation: op.Operation) -> OperationResult:
-        """Apply one committed operation, as `handle` does."""
+        """Apply one committed operation like `handle`, but return the result itself."""
         return self.handle(operation.now_ns, operation)[0]
 
     def _apply(self, kind: op.Kind, now_ns: int) -> OperationResult:
@@ -213,7 +213,8 @@ class FleetState(FleetView):
         return OperationResult(APPLIED, epochs=aborted)
 
     def _end_host_run(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
-        """Record that the current run of `host` has ended. If agents are placed on the host, the fleet needs a new plan."""
+        """Record that the current run of `host` has ended. If the current plan places agents on the host, record that the fleet needs a new
+        plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
             return ()
         return self._need_plan(reason, [host], now_ns, ran_until_ns)
@@ -236,7 +237,7 @@ class FleetState(FleetView):
         return self._make_plan(kind, None, now_ns)
 
     def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
-        """Make later epochs void and commit the plan in one entry: a failure between two entries would undo the restore."""
+        """Make later epochs void and commit the plan in one entry, because a failure between two entries would undo the restore."""
         done_plan = self.plan_of_request(kind.request)
         if done_plan is not None:
             return OperationResult(UNCHANGED, number=done_plan.number)
@@ -262,7 +263,7 @@ class FleetState(FleetView):
         lost_ns = 0
         if (
             not self.is_autonomous and image.plans and image.plans[-1].done_ns
-        ):  # no agent works under a plan that was never applied
+        ):  # no agent has worked under a plan that was never applied
             lost_ns = self.work_since_line_ns(need.worked_until_ns or need.suspected_ns)
         is_move = image.need is None and isinstance(kind, op.CommitPlan) and kind.is_move
         image.need = None
@@ -320,7 +321,7 @@ class FleetState(FleetView):
         return ""
 
     def _restore_membership(self, line: int, unborn: list[str]) -> None:
-        """Undo creations and removals of agents after the recovery line (rule 3), but keep agents that are unborn on it (rule 4).
+        """Undo creations and removals of agents after the recovery line (rule 3), but keep agents that are unborn on the line (rule 4).
 
         An agent that left before the line stays removed, and its id is not reused.
         """
@@ -432,7 +433,7 @@ class FleetState(FleetView):
         kept = {self.newest_complete()}
         if self.phase != RUNNING and self.plan is not None:
             kept.add(self.plan.line_epoch)
-        named = dict.fromkeys(kind.epochs)  # a dict: leaders of older releases named some epochs twice
+        named = dict.fromkeys(kind.epochs)  # a dict, because leaders of older releases named some epochs twice
         old = [epoch for epoch in named if epoch in image.epochs and epoch not in kept]
         records = {epoch: image.epochs.pop(epoch) for epoch in old if image.epochs[epoch].status != OPEN}
         forgotten = list(records)
@@ -442,7 +443,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
-        """Keep only the ids of agents that left before the oldest kept epoch."""
+        """For agents that left before the oldest kept epoch, keep only their ids."""
         image = self.image
         complete = self.complete_epochs()
         if not complete:
@@ -508,7 +509,7 @@ class FleetState(FleetView):
     # ---- images and checks ----------------------------------------------------------------------------------------
 
     def freeze(self) -> bytes:
-        """Return the whole state as bytes: equal states give equal bytes."""
+        """Return the whole state as bytes. Equal states give equal bytes."""
         return msgspec.msgpack.encode(self.image)
 
     @classmethod
@@ -524,7 +525,7 @@ class FleetState(FleetView):
 
 
 def _earlier_result_of(image: FleetImage, operation: op.Operation, digest: bytes) -> OperationResult | None:
-    """Return the result of a repeated, conflicting or too old request; None: the request is new."""
+    """Return the result for a request that is repeated, conflicts with an earlier one, or is too old. Return None for a new request."""
     client, sequence = operation.client, operation.sequence
     results = image.requests.get(client, [])
     for remembered in reversed(results):
@@ -538,7 +539,7 @@ def _earlier_result_of(image: FleetImage, operation: op.Operation, digest: bytes
 
 
 def _remember_result(image: FleetImage, operation: op.Operation, digest: bytes, result: OperationResult) -> None:
-    """Keep the result of a request that was just applied or refused."""
+    """Store the result of a request that was just applied or refused."""
     results = image.requests.pop(operation.client, [])
     results.append(RememberedResult(operation.sequence, digest, result))
     results.sort(key=lambda x: x.sequence)

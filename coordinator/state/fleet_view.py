@@ -43,14 +43,14 @@ from snapline.protocols.names import is_autonomous, is_logged
 
 
 class FleetView:
-    """Read-only view of the replicated state."""
+    """A read-only view of the replicated state."""
 
     def __init__(self) -> None:
         self.image = FleetImage()
 
     @property
     def phase(self) -> str:
-        """Return the phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
+        """Return the phase of the fleet, which is "forming", "recovering", "running", "finished" or "failed"."""
         image = self.image
         if image.outcome:
             return FAILED if image.outcome == "failed" else FINISHED
@@ -65,28 +65,29 @@ class FleetView:
 
     @property
     def plan_number(self) -> int:
-        """Return the number of the current plan. Before the first plan it is 0 or, in a fork, the plan of the snapshot."""
+        """Return the number of the current plan. Before the first plan, return 0 or, in a fork, the plan number of the snapshot."""
         return self.image.plans[-1].number if self.image.plans else self.start_plan - 1
 
     @property
     def start_plan(self) -> int:
-        """Return the number of the fleet's first plan, also after a restore from a backup. Later plans are recoveries."""
+        """Return the number of the fleet's first plan, which is the same after a restore from a backup. Later plans are recoveries."""
         return 1 if self.image.fork is None else self.image.fork.plan + 1
 
     @property
     def is_fork_without_epoch(self) -> bool:
-        """Return whether this is a fork without a usable epoch: a fork has no initial states to start from."""
+        """Return whether this fleet is a fork without a usable epoch. A fork has no initial states from which it could start."""
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_of_request(self, request: str) -> PlanRecord | None:
-        """Return the plan that this restore request created, or None if there is none or it is forgotten."""
+        """Return the plan that this restore request has created, or None if there is none or it is forgotten."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
     def refusal_of_rollback(self, agent: str, reason: str) -> str:
-        """Return why the fleet does not roll back for this agent, or "" if it may.
+        """Return why the fleet does not roll back for this agent, or "" if it may roll back.
 
-        A second rollback for the same reason is refused, unless an operator has restored the fleet since. Operators are never refused.
+        A second rollback for the same reason is refused, unless an operator has restored the fleet since. An operator's restore, for which
+        `agent` is "", is never refused.
         """
         for plan in reversed(self.image.plans) if agent else ():
             if plan.restore is not None and not plan.restore.agent:
@@ -102,7 +103,7 @@ class FleetView:
 
     @property
     def is_autonomous(self) -> bool:
-        """Return whether agents checkpoint without being asked, and recovery lines are computed."""
+        """Return whether agents checkpoint without being asked, so that recovery lines are computed."""
         return is_autonomous(self.image.protocol)
 
     @property
@@ -114,28 +115,30 @@ class FleetView:
         return 0 < len(image.agents) == image.agents_defined
 
     def may_forget(self, host: str) -> bool:
-        """Return whether the record of `host` can be removed: the host is lost or has left, and no agent is placed there."""
+        """Return whether the record of `host` can be removed because the host is lost or has left, and no agent is placed on it."""
         record, plan = self.image.hosts.get(host), self.plan
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete, and neither condemned nor void: the line of the next plan; 0: none."""
+        """Return the newest epoch that is complete and neither condemned nor void, or 0 if there is none. The returned epoch is the line of
+        the next plan."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch
         return 0
 
     def at_risk_ns(self, now_ns: int) -> int | None:
-        """Return the time of the work that a failure of all hosts at wall-clock time `now_ns` would undo; None: the fleet does not run.
+        """Return the duration of the work that a failure of all hosts at wall-clock time `now_ns` would undo. Return None if the fleet is
+        not running.
 
         If agents checkpoint on their own, the result is an upper bound.
         """
         return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
 
     def work_since_line_ns(self, now_ns: int) -> int:
-        """Return the time from the newest complete epoch to `now_ns`.
+        """Return the time from the start of the newest complete epoch to `now_ns`.
 
-        If the last recovery started from that epoch, count from the recovery's end, since earlier work is undone.
+        If the last recovery started from that epoch, count from the end of the recovery instead, since earlier work was undone.
         """
         plan, newest = self.plan, self.newest_complete()
         if plan is None:
@@ -145,9 +148,9 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """Return the time when the recovery of this plan was first needed.
+        """Return the time at which the recovery that ended in this plan was first needed.
 
-        Earlier plans that were never applied by all hosts belong to it.
+        Immediately preceding plans that were never applied by all hosts belong to the same recovery.
         """
         plans = self.image.plans
         index = plan.number - plans[0].number
@@ -156,11 +159,11 @@ class FleetView:
         return plans[index].suspected_ns
 
     def complete_epochs(self) -> list[int]:
-        """Return the epochs that are complete, and neither condemned nor void, ascending."""
+        """Return the epochs that are complete and neither condemned nor void, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
-        """Return, for each departed agent, the lowest epoch that no longer contains it."""
+        """Return a mapping from each departed agent to the lowest epoch that no longer contains the agent."""
         left = {
             agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
         }
@@ -179,19 +182,19 @@ class FleetView:
         return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
-        """Return whether `agent` once existed and no longer takes turns."""
+        """Return whether `agent` has existed but no longer takes turns."""
         record = self.image.agents.get(agent)
         return agent in self.image.gone if record is None else record.left_plan is not None
 
     def has_left_before(self, agent: str, epoch: int) -> bool:
-        """Return whether `agent` once existed and is no longer in `epoch`."""
+        """Return whether `agent` has existed but is not a member of `epoch`, because it left before."""
         record = self.image.agents.get(agent)
         if record is None:
             return agent in self.image.gone
         return record.left_epoch is not None and record.left_epoch < epoch
 
     def placed_by(self, plan: PlanRecord) -> Iterator[tuple[str, AgentRecord]]:
-        """Return the agents that the current `plan` (re)starts, regardless of later creations and removals."""
+        """Yield the agents that the current `plan` starts or restarts, regardless of later creations and removals."""
         number = plan.number
         for agent, record in self.image.agents.items():
             if record.created_plan < number and (record.left_plan is None or record.left_plan >= number):
@@ -202,28 +205,30 @@ class FleetView:
         return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
 
     def stranger_of(self, host: str, agents: Iterable[str]) -> str:
-        """Return the first of `agents` that is placed on another host, so that `host` may not report for it; "": none."""
+        """Return the first of `agents` that is placed on another host, so that `host` must not report on it. Return "" if there is no such
+        agent."""
         records = self.image.agents
         return next((agent for agent in agents if agent in records and records[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
-        """Return the outcome of an epoch. None: the epoch is open or never began, or its outcome is forgotten."""
+        """Return the outcome of an epoch. Return None if the epoch is open or has never begun, or if its outcome is forgotten."""
         for outcome in reversed(self.image.outcomes):
             if outcome.epoch == epoch:
                 return outcome
         return None
 
     def is_reset_to_unborn(self, agent: str) -> bool:
-        """Return whether the plan has reset `agent` to unborn: the turn that creates it may run again, and must succeed.
+        """Return whether the plan has reset `agent` to unborn. The turn that creates such an agent may run again, and its creation must
+        succeed.
 
-        This happens when the agent's creation waits in its parent's checkpoint while the agent is a member of the line,
-        or while a third agent's message to it is in transit. If the creation is in transit and another agent creates
-        the same agent, its host dead-letters the second creation.
+        An agent is reset when its creation waits in its parent's checkpoint while the agent is a member of the line, or while a third
+        agent's message to it is in transit. If the creation is in transit and another agent creates the same agent, the host dead-letters
+        the second creation.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def why_work_is_over(self, host: str, host_start: int, plan: int) -> str:
-        """Return why this host's work under this plan no longer counts, or "" if it counts."""
+        """Return why work of this host run under this plan no longer counts, or "" if it counts."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"
@@ -234,7 +239,7 @@ class FleetView:
         return ""
 
     def validate(self) -> None:
-        """Check the invariants; raise AssertionError if one is violated."""
+        """Check the invariants, and raise AssertionError if one is violated."""
         image, plan = self.image, self.plan
         numbers = list(image.epochs)
         assert numbers == sorted(numbers) and (not numbers or numbers[-1] <= image.begun), "epochs out of order"
@@ -276,7 +281,7 @@ class FleetView:
 
 
 class Ancestor(msgspec.Struct, frozen=True, gc=False):
-    """An earlier epoch in a lineage. `is_condemned`: its bytes are damaged."""
+    """An earlier epoch in a lineage. `is_condemned` tells whether its data is damaged."""
 
     epoch: int
     root: str
@@ -286,7 +291,7 @@ class Ancestor(msgspec.Struct, frozen=True, gc=False):
 def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
     """Return the predecessors of a known epoch, newest first, up to the first predecessor that is not condemned.
 
-    Empty: only the initial states precede the epoch. None: a part of the lineage is forgotten.
+    Return an empty tuple if only the initial states precede the epoch. Return None if a part of the lineage is forgotten.
     """
     ancestors: list[Ancestor] = []
     plan, below = image.epochs[epoch].plan, epoch
@@ -302,7 +307,8 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return the newest complete epoch of a plan below a number, or the plan's line; None: that epoch is, or may be, forgotten."""
+    """Return a plan's newest complete epoch below `below`, or else the plan's recovery line. Return None if the predecessor is, or may be,
+    forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:
@@ -314,7 +320,7 @@ def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
 
 
 def _is_whole(image: FleetImage, plan: int) -> bool:
-    """Return whether no epoch begun under this plan is forgotten."""
+    """Return whether the plan is known and no epoch begun under it is forgotten."""
     plan_record = _plan(image, plan)
     return plan_record is not None and image.forgotten <= plan_record.begun_epoch
 
@@ -324,14 +330,14 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
-    """Return whether the fleet has abandoned complete epochs between an epoch and its predecessor."""
+    """Return whether the fleet has abandoned complete epochs between `after`, which is the predecessor, and `epoch`."""
     plan = image.epochs[epoch].plan
     passed_over = (CONDEMNED, VOID)
     return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
-    """Return the lowest epoch that must be kept while these epochs are not released, or None if there is none."""
+    """Return the lowest epoch that must be kept while the `pending` epochs are not released, or None if none must be kept."""
     lineages = [lineage_of(image, epoch) for epoch in pending]
     return min(
         [ancestors[-1].epoch if ancestors else 0 for ancestors in lineages if ancestors is not None], default=None
@@ -339,7 +345,7 @@ def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Return why the fleet cannot return to this epoch, with advice, or "" if it can."""
+    """Return why the fleet cannot return to this epoch, with advice, or "" if it can return."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""
@@ -363,7 +369,7 @@ def _named(image: FleetImage) -> str:
 
 
 def above(image: FleetImage, epoch: int) -> list[int]:
-    """Return the complete epochs that become void if the fleet returns to `epoch`, ascending."""
+    """Return the complete epochs, ascending, that become void if the fleet returns to `epoch`."""
     return [later for later, record in image.epochs.items() if later > epoch and record.status == COMPLETE]
 
 

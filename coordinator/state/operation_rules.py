@@ -71,7 +71,7 @@ from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
-    """Define the fleet. Repeating the same definition changes nothing."""
+    """Define the fleet. A repetition of the same definition changes nothing; a different definition is refused."""
     image = state.image
     if image.agents_defined:
         if image.definition_digest == kind.definition_digest:
@@ -114,7 +114,7 @@ def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
 
 
 def next_ordinal(image: FleetImage) -> int:
-    """Return an ordinal that no agent of this fleet has had."""
+    """Return an ordinal that no agent of this fleet has had, and mark it as used."""
     image.next_ordinal += 1
     return image.next_ordinal - 1
 
@@ -143,7 +143,7 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
 
 
 def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
-    """Remove the records of lost and departed hosts; new hosts begin above their starts (G9)."""
+    """Remove the records of lost and departed hosts. The starts of new hosts are larger than those of the removed hosts (G9)."""
     image = state.image
     needed = [host for host in kind.hosts if host in image.hosts and not state.may_forget(host)]
     if needed:
@@ -154,7 +154,7 @@ def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
 
 
 def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
-    """Set or clear the drain mark of hosts; agents move with the next plan."""
+    """Set or clear the drain mark of hosts, whose agents move with the next plan."""
     records = [state.image.hosts[host] for host in kind.hosts if host in state.image.hosts]
     changed = [record for record in records if record.is_drained != kind.is_drained]
     for record in changed:
@@ -163,7 +163,7 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
 
 
 def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
-    """Record a host log and its newest batch, so that the hosts of later plans know them."""
+    """Record a host log and its newest batch, so that the hosts of later plans know both."""
     end = state.why_work_is_over(kind.host, kind.host_start, kind.plan)
     if end:
         return OperationResult(OVER, end)
@@ -180,13 +180,13 @@ def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
 
 
 DEATHS_KEPT = 256
-"""Largest number of turns whose deaths are counted; each takes some 200 bytes in the image and in each plan. The least recently counted
-turn is forgotten first."""
+"""Largest number of turns for which deaths are counted. A turn takes about 200 bytes in the image and in each plan. The least recently
+counted turn is forgotten first."""
 
 
 def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
-    """Record that the process of the run in `record` ended during the turns `died_in`, or between turns as far as known if `died_in` is
-    empty."""
+    """Record that the process of the run in `record` ended during the turns `died_in`. If `died_in` is empty, the process ended between
+    turns, as far as is known."""
     if record.died == record.instance:
         return
     if not died_in:
@@ -206,12 +206,12 @@ def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDea
 
 
 def is_same(one: TurnDeath, other: TurnDeath) -> bool:
-    """Return whether both turns are about the same message for the same agent."""
+    """Return whether both turns handle the same message for the same agent."""
     return one.agent == other.agent and one.digest == other.digest
 
 
 def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
-    """Reset the count of deaths during a turn."""
+    """Reset the number of deaths counted for a turn."""
     others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
     is_changed = len(others) < len(image.deaths)
     image.deaths = others
@@ -250,20 +250,20 @@ def _short(end: EpochEnd) -> EpochEnd:
 
 
 TOKENS_MAX = 256
-"""Largest number of tokens; each call of a user compares its token with all of them."""
+"""Largest number of tokens. A limit is needed because each call of a user compares its token with all tokens."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
-"""Numbers of admitted and refused calls kept. Each record takes some 500 bytes, so all take less than 2 MiB of the state's 16 MiB. Save the
-output of `snapline audit` regularly to keep more."""
+"""Numbers of admitted and of refused calls that are kept. Each record takes about 500 bytes, so all records take less than 2 MiB of the
+state's 16 MiB. To keep more records, save the output of `snapline audit` regularly."""
 
 HOST_SHARE = 8
-"""Divisor for the share of a table that one host's calls may fill: one eighth, which is 250 and 62 records."""
+"""Divisor that limits the share of a table that one host's calls may fill: one eighth, which is 250 admitted or 62 refused calls."""
 
 DIGEST_BYTES = 32
 
 
 def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int) -> OperationResult:
-    """Apply an operation on users: MakeToken, RevokeToken or RecordCall."""
+    """Apply an operation that concerns users: MakeToken, RevokeToken or RecordCall."""
     match kind:
         case op.MakeToken():
             return _make_token(image, kind, now_ns)
@@ -276,7 +276,7 @@ def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int)
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
     """Return the name and role of the token with this digest, or None if the token is not valid.
 
-    All tokens are compared in constant time, so the duration reveals nothing about them.
+    The digest is compared with all tokens in constant time, so the duration reveals nothing about them.
     """
     bearer = None
     for name, record in image.tokens.items():
@@ -333,11 +333,11 @@ Hosts = Mapping[str, HostRecord]
 
 
 def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that the agents of these hosts may be moved away.
+    """Check that agents may be moved away from the `drained` hosts, and that all named hosts exist.
 
     Raises:
-        NotFoundError: there is no such host.
-        UsageError: no host would be left.
+        NotFoundError: one of the hosts does not exist.
+        UsageError: no host would be left for the agents.
     """
     for host in (*drained, *resumed):
         _host_record(hosts, host)
@@ -351,10 +351,11 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
+    """Check that the host is alive and that its current start is `host_start`. If `host_start` is 0, accept any start.
 
     Raises:
-        NotFoundError, UsageError: the host does not exist, or the check fails.
+        NotFoundError: the host does not exist.
+        UsageError: the host is not alive, or its current start differs.
     """
     record = _host_record(hosts, host)
     if host_start and record.start != host_start:
@@ -367,7 +368,8 @@ def check_forgetting(state: FleetView, host: str) -> None:
     """Check that the host's record is no longer needed.
 
     Raises:
-        NotFoundError, UsageError: the host does not exist, or its record is still needed.
+        NotFoundError: the host does not exist.
+        UsageError: the host's record is still needed.
     """
     record = _host_record(state.image.hosts, host)
     if not state.may_forget(host):
@@ -392,18 +394,19 @@ def place(
 ) -> dict[str, str]:
     """Return the host of each agent.
 
-    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a
-    host where it belongs stays there; if `is_even`, only up to the host's share. The other agents are placed in the order given,
-    those named by a rule first. Each goes to the host with the least weight so far; ties go to the first host by name. So a host that
-    receives an agent without a rule exceeds the lightest host by at most the heaviest of the moved agents.
+    An agent named by a rule may be placed only on the rule's hosts, if any of them is in `hosts`. Other agents may be on any host. An agent
+    that is already on a host where it may be stays there; with `is_even`, only as long as the host's share is not exceeded. The remaining
+    agents are placed in the given order, those named by a rule first. An agent that must be placed goes to the host with the least weight
+    so far; in a tie, to the first host by name. So after a host receives an agent without a rule, the host's weight exceeds that of the
+    lightest host by at most the weight of the heaviest moved agent.
 
     Args:
-        agents: (agent, its current host or ""), in an order that is equal on every replica.
-        hosts: hosts that may get agents; not empty.
-        places: placement rules; the first rule that names an agent counts.
-        weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
-            `is_even`; without weights all agents weigh the same.
-        is_even: spread the number of agents evenly over the hosts.
+        agents: pairs (agent, its current host or ""), in an order that is equal on every replica.
+        hosts: the hosts that may receive agents; not empty.
+        places: placement rules. The first rule that names an agent applies to it.
+        weights: host → weight of each agent that is currently on this host. Agents of other hosts have the average weight. The weights are
+            ignored if `is_even`; without weights, all agents have the same weight.
+        is_even: whether to spread the number of agents evenly over the hosts.
     """
     living, everywhere = list(agents), sorted(hosts)
     rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
@@ -431,17 +434,17 @@ def place(
 
 
 def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
-    """Return whether `weights` is empty, or has one positive weight for each host."""
+    """Return whether `weights` is empty or contains one positive weight for each host."""
     return not weights or (len(weights) == len(hosts) and min(weights) > 0)
 
 
 def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
-    """Return host → weight of an agent on that host; empty: nothing was measured."""
+    """Map each host to the weight of each agent on it. Return an empty dictionary if `weights` is empty."""
     return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
-    """Return agent → hosts in `hosts` where the agent belongs, for agents that a rule restricts."""
+    """Map each agent that a rule restricts to those of `hosts` on which the agent may be placed."""
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:
@@ -462,7 +465,8 @@ def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, 
 
 
 def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:
-    """Return host → number of its agents that may stay. The remainder of the division goes to the fullest hosts, so that few agents move."""
+    """Return host → number of its agents that may stay. The remainder of the division goes to the hosts with the most agents, so that few
+    agents move."""
     host_share, remainder = divmod(len(agents), len(hosts))
     load = dict.fromkeys(hosts, 0)
     for _, host in agents:

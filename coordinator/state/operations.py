@@ -1,8 +1,8 @@
-"""Operations of the replicated log: the only way to change the replicated state.
+"""Operations of the replicated log, which are the only way to change the replicated state.
 
-One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and time,
-because applying an operation must be deterministic. (`client`, `sequence`, digest of the kind) is the request id: an
-operation that is proposed again after an unknown outcome takes effect once.
+One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and the time, because applying an
+operation must be deterministic. The request id is (`client`, `sequence`, digest of the kind). An operation that is proposed again after an
+unknown outcome takes effect only once.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,23 @@ from snapline.messages.wire import OneofCodec
 from snapline.protos.v1 import operation_pb2
 
 OPERATION_VERSION = 1
-"""Version of an entry. A reader refuses any other version: skipping an entry would make replicas diverge."""
+"""Version of an entry. A reader refuses any other version, because replicas that skipped an entry would diverge."""
 
 OPERATION_BYTES_MAX = 64 * 1024 - 1
-"""Largest size of an entry, so that several entries fit into one frame of the log's transport and one disk write."""
+"""Largest size of an entry, in bytes. Several entries of this size fit into one frame of the log's transport and one disk write."""
 
 TEXT_CHARACTERS_MAX = 2_000
-"""Largest length of a reason, in characters. A reason may come from a user's exception and is kept in the state."""
+"""Largest length of a reason, in characters. A limit is needed because a reason may come from a user's exception and is kept in the
+state."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):
-    """Base class of the kinds of operations."""
+    """Base class of all kinds of operations."""
 
 
 class DefineFleet(Kind, frozen=True, gc=False):
-    """First operation: the fleet's definition. `agents`: number of agents that DefineAgents will name. `parts`: as `Join.definition_parts`."""
+    """The first operation, which defines the fleet. `agents` is the number of agents that DefineAgents will name. `parts` is the same as
+    `Join.definition_parts`."""
 
     cluster: str
     name: str
@@ -52,7 +54,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
-    """Definition of initial agents, from position `first` on."""
+    """Definition of the initial agents from position `first` on."""
 
     first: int
     agents: tuple[str, ...]
@@ -60,13 +62,13 @@ class DefineAgents(Kind, frozen=True, gc=False):
 
 
 class AdmitHost(Kind, frozen=True, gc=False):
-    """A run of a host (`instance`) joins; the result's number is its host start.
+    """Admission of a run (`instance`) of a host. The `number` of the operation's result is the host start of the run.
 
     Attributes:
-        expected_start: the host's start when the operation was proposed, so that a late proposal does not replace a newer run.
-        died: the previous run, if its process died during turns.
-        died_in: the turns during which it died.
-        ran_until_ns: for the previous run, the same as in `LoseHosts`.
+        expected_start: the host's start when the operation was proposed, so that a late proposal cannot replace a newer run.
+        died: name of the previous run if its process died during turns, otherwise "".
+        died_in: the turns during which that process died.
+        ran_until_ns: same as in `LoseHosts`, for the previous run.
     """
 
     host: str
@@ -79,7 +81,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):
-    """Lost run of a host; `died_in`: turns that were running when its process died."""
+    """A lost run of a host. `died_in` lists the turns that were running when the run's process died."""
 
     host: str
     host_start: int
@@ -87,11 +89,11 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """Loss of host runs that failed or leave; these runs are fenced.
+    """Loss of host runs that have failed or are leaving. Lost host runs are fenced.
 
     Attributes:
-        is_spare: the hosts are reachable but block the fleet; the next plan excludes them even if they have rejoined.
-        ran_until_ns: latest wall-clock time when any of these hosts is known to have worked; 0: until now.
+        is_spare: whether the hosts are reachable but block the fleet. The next plan excludes such hosts even if they have rejoined.
+        ran_until_ns: latest wall-clock time at which any of these hosts is known to have worked; 0 if they may have worked until now.
     """
 
     hosts: tuple[LostHost, ...]
@@ -102,15 +104,15 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
 
 class ForgetHosts(Kind, frozen=True, gc=False):
-    """Removal of the records of these hosts, none of which is alive or has agents."""
+    """Removal of the records of these hosts. None of the hosts may be alive or have agents."""
 
     hosts: tuple[str, ...]
 
 
 class DrainHosts(Kind, frozen=True, gc=False):
-    """Drain mark of hosts: agents leave these hosts, and none is placed there while other hosts are available.
+    """Change of the hosts' drain marks. Agents leave a drained host, and none is placed there while another host is available.
 
-    `is_drained` False removes the mark.
+    If `is_drained` is false, the marks are removed.
     """
 
     hosts: tuple[str, ...]
@@ -118,21 +120,21 @@ class DrainHosts(Kind, frozen=True, gc=False):
 
 
 class ForgiveTurn(Kind, frozen=True, gc=False):
-    """Reset of the deaths counted for this turn, after it has ended successfully."""
+    """Reset of the number of deaths counted for this turn, after the turn has ended successfully."""
 
     agent: str
     digest: bytes
 
 
 class CommitPlan(Kind, frozen=True, gc=False):
-    """Plan: the fleet rolls back to a complete epoch (0: the initial states) under the next plan number.
+    """A plan that rolls the fleet back to a complete epoch (0 means the initial states) under the next plan number.
 
     Attributes:
         rolled_back: number of agents that do not keep their live state; for display only.
         checkpoints_lost: number of durable checkpoints past the line; for display only.
-        is_even: spread the agents evenly over the hosts, even if more agents must move.
-        is_move: agents move without a failure; for display only.
-        weights: measured weight per agent for each host of the previous plan; empty: all agents weigh the same.
+        is_even: whether to spread the agents evenly over the hosts, even if this moves more agents.
+        is_move: whether agents move without a failure; for display only.
+        weights: measured weight per agent for each host of the previous plan; empty if all agents have the same weight.
     """
 
     expected_plan: int
@@ -147,11 +149,11 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
 
 class Restore(Kind, frozen=True, gc=False):
-    """Restore of the fleet: in one log entry, complete epochs above `line_epoch` become void and a plan starts from that epoch.
+    """A restore of the fleet. In one log entry, complete epochs above `line_epoch` become void and a plan starts from that epoch.
 
     Attributes:
-        request: the client's token; a repeated token means the same restore.
-        agent, place: caller of `ctx.rollback`, and the location in its code.
+        request: the client's token. A repeated token identifies the same restore.
+        agent, place: the caller of `ctx.rollback`, and the code location of the call; "" if an operator requested the restore.
     """
 
     expected_plan: int
@@ -175,9 +177,9 @@ class ConfirmPlan(Kind, frozen=True, gc=False):
 
 
 class BeginEpoch(Kind, frozen=True, gc=False):
-    """Begin of the next epoch; the result's number is the epoch.
+    """Start of the next epoch. The `number` of the operation's result is the epoch that begins.
 
-    `trigger`: "period", "hand", "log" (large sender logs), or "recovery", which may begin while the fleet recovers.
+    `trigger` is "period", "hand", "log" (large sender logs) or "recovery". Only an epoch for a recovery may begin while the fleet recovers.
     """
 
     expected_begun: int
@@ -185,9 +187,9 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """Completion of an epoch that is durable, whole and verified; `root`: root of its manifest.
+    """Completion of an epoch that is durable, whole and verified. `root` is the root of its manifest.
 
-    `account`: time account of its reports; None: there were no reports.
+    `account` is the time account of its reports, or None if there were no reports.
     """
 
     epoch: int
@@ -200,7 +202,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
-    """Abort of an open epoch, whose data becomes garbage."""
+    """Abort of an open epoch, whose data thereby becomes garbage."""
 
     epoch: int
     reason: str
@@ -208,7 +210,7 @@ class AbortEpoch(Kind, frozen=True, gc=False):
 
 
 class CondemnEpoch(Kind, frozen=True, gc=False):
-    """Condemnation of a complete epoch whose bytes are damaged, so that no plan uses it any more."""
+    """Condemnation of a complete epoch whose data is damaged, so that no later plan uses the epoch."""
 
     epoch: int
     path: str
@@ -216,7 +218,7 @@ class CondemnEpoch(Kind, frozen=True, gc=False):
 
 
 class ForgetEpochs(Kind, frozen=True, gc=False):
-    """Removal of complete, condemned or void epochs that are not needed; their files may be deleted afterwards."""
+    """Removal of complete, condemned or void epochs that are no longer needed. The files of removed epochs may be deleted afterwards."""
 
     epochs: tuple[int, ...]
 
@@ -232,7 +234,7 @@ class CreateAgents(Kind, frozen=True, gc=False):
 
 
 class RemoveAgent(Kind, frozen=True, gc=False):
-    """Removal of an agent: it takes no more turns and is in no epoch that begins later."""
+    """Removal of an agent, which takes no more turns and is not a member of epochs that begin later."""
 
     host: str
     host_start: int
@@ -241,9 +243,10 @@ class RemoveAgent(Kind, frozen=True, gc=False):
 
 
 class OpenHostLog(Kind, frozen=True, gc=False):
-    """Opening of a host's input log under this plan: the hosts of later plans seal the log before they use it.
+    """Opening of a host's input log under this plan. The hosts of later plans seal the log before they use it.
 
-    Repeated with a higher `newest`: batches up to that number are durable, and the hosts of later plans must find them.
+    The operation is repeated with a higher `newest` when batches up to that number are durable. The hosts of later plans must find these
+    batches.
     """
 
     host: str
@@ -254,7 +257,8 @@ class OpenHostLog(Kind, frozen=True, gc=False):
 
 
 class EndFleet(Kind, frozen=True, gc=False):
-    """End of the fleet. `outcome`: "stopped" or "failed". `is_newest`: refuse an `epoch` older than the newest complete one."""
+    """End of the fleet. `outcome` is "stopped" or "failed". With `is_newest`, the operation is refused if a complete epoch is newer than
+    `epoch`."""
 
     epoch: int
     outcome: str
@@ -263,7 +267,7 @@ class EndFleet(Kind, frozen=True, gc=False):
 
 
 class MakeToken(Kind, frozen=True, gc=False):
-    """Creation of a user's token, of which only the `digest` is stored."""
+    """Creation of a user's token, of which the log contains only the `digest`."""
 
     name: str
     role: str
@@ -272,15 +276,16 @@ class MakeToken(Kind, frozen=True, gc=False):
 
 
 class RevokeToken(Kind, frozen=True, gc=False):
-    """Revocation of a token."""
+    """Revocation of a user's token."""
 
     name: str
 
 
 class RecordCall(Kind, frozen=True, gc=False):
-    """Audit record of a user's call that changes the fleet, written before the call is made, or when it was refused or has failed.
+    """Audit record of a user's call that changes the fleet. The record is written before the call is executed, or after the call was
+    refused or has failed.
 
-    `digest`: digest of the token used; empty: the caller has a certificate. `at`: the host that was called.
+    `digest` is the digest of the token used; it is empty if the caller has a certificate. `at` is the host that was called, or "".
     """
 
     name: str
@@ -293,11 +298,11 @@ class RecordCall(Kind, frozen=True, gc=False):
 
 
 UserOperation = MakeToken | RevokeToken | RecordCall
-"""Operations that `apply_user_operation` applies."""
+"""The operations that `apply_user_operation` applies."""
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """Entry of the log. `now_ns` is the proposer's wall clock, for display."""
+    """An entry of the log. `now_ns` is the time by the proposer's wall clock."""
 
     now_ns: int
     client: str
@@ -336,7 +341,7 @@ _parse: Callable[[bytes], Message] = _codec.parse
 
 
 def encode_operation(operation: Operation) -> bytes:
-    """Return the entry for `operation`.
+    """Return the log entry for `operation`.
 
     Raises:
         UsageError: the entry has 64 KiB or more, or a number does not fit into its protobuf field.
@@ -360,10 +365,10 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def decode_operation(data: bytes) -> Operation:
-    """Return the operation in an entry.
+    """Return the operation that a log entry contains.
 
     Raises:
-        LogError: the entry is not an operation, or has a version that this release does not know. The process must end.
+        LogError: the entry is not an operation, or has a version that this release does not know. The process must then end.
     """
     try:
         envelope = cast(operation_pb2.Operation, _parse(data))
@@ -378,10 +383,10 @@ def decode_operation(data: bytes) -> Operation:
 
 
 def digest_of(kind: Kind) -> bytes:
-    """Return the digest of `kind`, part of its request id."""
+    """Return the digest of `kind`, which is part of the operation's request id."""
     return blake2b(_codec.kind_bytes(kind), digest_size=16).digest()
 
 
 def clip(text: str) -> str:
-    """Return `text`, truncated to TEXT_CHARACTERS_MAX."""
+    """Return `text`, truncated to TEXT_CHARACTERS_MAX characters."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"

@@ -16,7 +16,7 @@ def make_private(folder: Path) -> None:
 
 
 def sync_folder(path: str | Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
+    """Make the directory entries of a folder durable. May raise OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,17 +1,18 @@
-"""Life of an epoch: its trigger, BeginEpoch, CompleteEpoch or AbortEpoch, and its retention.
+"""The life of an epoch: its trigger, its operations BeginEpoch and CompleteEpoch or AbortEpoch, and its retention.
 
 *Triggers.* An epoch begins when the period has elapsed, or when a tool requests a snapshot. The checkpoint mode decides on other triggers.
 A slow or failing store never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the store's
-speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger may begin an epoch. Manual epochs and recovery
-epochs begin at once.
+speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger may begin an epoch. Epochs requested manually,
+and epochs made for a recovery, begin at once.
 
-*Between the two operations.* An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the
-fleet's mode (`modes/`), and decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails the epoch.
-Then nothing refers to the epoch, and its data is garbage. The reports add up to a time account: the last host to report, and the host
-whose agents were the last to record. Only durations of different hosts are compared, never clock readings.
+*Between the two operations.* When the log contains BeginEpoch, this module opens the epoch. The fleet's mode (`modes/`) then moves the
+epoch from stage to stage (`open_epochs.py`) until it can be decided, and `publishing.py` publishes a complete epoch. If an error or the
+timeout occurs before the decision, the epoch fails. Nothing refers to a failed epoch, so its data is garbage. The hosts' reports yield a
+time account that names the last host to report, and the host whose agents were the last to record. The account compares durations on
+different hosts, never their clocks.
 
-*Retention.* The newest epochs are kept. Old epochs are first forgotten in the log; then their files are deleted. A sweep deletes data of
-aborted epochs, and files that were left behind by a crash.
+*Retention.* The newest epochs are kept. Old epochs are first forgotten in the log, and then their files are deleted. A sweep deletes the
+data of aborted epochs, and files that a crash has left behind.
 """
 
 from snapline.coordinator.leader.agent_moves import Moves
@@ -36,19 +37,21 @@ from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, EpochA
 from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport, WantEpoch
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
-"""Shortest time between two early epochs (a client waits): in nanoseconds, and as a multiple of the last epoch's duration."""
+"""Shortest time between two early epochs, which begin because a client waits: in nanoseconds, and as a multiple of the last epoch's
+duration."""
 
 OVERDUE_NS, AGAIN_NS = 1 * SECOND_NS, 1 * SECOND_NS
-"""A request is overdue if a host has wanted an epoch for OVERDUE_NS and repeated the request within AGAIN_NS (or three times an epoch's
-duration). Where agents checkpoint on their own, idle agents without a checkpoint of their last work may hold back the recovery line."""
+"""A host's request for an epoch is overdue if the host has repeated it for OVERDUE_NS, with at most AGAIN_NS or three times an epoch's
+duration between repetitions. If agents checkpoint on their own, an idle agent that has not checkpointed its last work may hold back the
+recovery line."""
 
 
 class Triggers:
     """Decides when an epoch begins.
 
     Attributes:
-        skipped: number of triggers that came while an epoch was being stored or about to begin, while four were open, or
-            while the store failed.
+        skipped: number of triggers that occurred while an epoch was being stored or about to begin, while four epochs were open, or while
+            the store failed.
     """
 
     def __init__(
@@ -77,18 +80,18 @@ class Triggers:
         self._is_held = False
         self._is_wanted = False
         self._waits: dict[str, tuple[int, int]] = {}
-        """Host → (time since which it wants an epoch, time of its last request)."""
+        """Host → (time since which it has requested an epoch, time of its last request)."""
         self._end_ns: int | None = None
-        """Time since which the fleet's end waits for an epoch; None: the end does not wait."""
+        """Time since which the fleet's end has waited for an epoch; None if the end does not wait."""
         self._early_ns = 0
         self.skipped = 0
 
     def on_plan_demand_changed(self, *, is_wanted: bool) -> None:
-        """Record whether a recovery plan is needed. If so, a logged fleet begins only the plan's epoch."""
+        """Record whether a recovery plan is needed. If so, a fleet with sender logs begins only the epoch for that plan."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
-        """Handle the request of a host whose clients or agents wait for an epoch."""
+        """Handle a host's request for an epoch, for which the host's clients or agents wait."""
         if message.plan != self._shared.state.plan_number:
             return
         now = self._shared.now
@@ -103,7 +106,7 @@ class Triggers:
         self._modes.mode.on_begin_ended(result)
 
     def evaluate(self) -> None:
-        """Begin an epoch if one is due and possible."""
+        """Begin an epoch if one is due and allowed."""
         state = self._shared.state
         if state.phase != RUNNING or self._shared.ending is not None:
             self._period.stop()
@@ -136,7 +139,8 @@ class Triggers:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
-        """Return whether an epoch is due and the store can accept it. Count a skipped trigger if the store cannot."""
+        """Return whether an epoch is due and the store can accept it. If an epoch is due but the store cannot accept it, count a skipped
+        trigger."""
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
@@ -146,8 +150,8 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Return whether an epoch may begin early: a client, a move or the fleet's end waits, and enough time has passed since the last
-        epoch."""
+        """Return whether an epoch may begin early, because a client, a move or the fleet's end waits for it and enough time has passed
+        since the last epoch."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._shared.now < self._early_ns or self._open_epochs.is_storing:
             return False
@@ -166,17 +170,17 @@ class Triggers:
         return self._shared.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
-        """Return the duration of the newest complete epoch."""
+        """Return the duration of the newest complete epoch in nanoseconds, or 0 if there is none."""
         newest = self._shared.state.image.epochs.get(self._shared.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)
 
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
-"""Default timeout of an epoch, in nanoseconds: several times the longest expected turn."""
+"""Default timeout of an epoch, in nanoseconds, which is several times the longest expected turn."""
 
 
 class Epochs:
-    """Lifecycle of epochs: follows the replicated state, and decides whether open epochs complete or abort."""
+    """Manages the lifecycle of epochs: follows the replicated state, and decides whether open epochs complete or abort."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class Epochs:
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """Return the outcomes of the epochs after `epoch`, for a host that has just reconnected."""
+        """Return the outcomes of the epochs after `epoch` that have ended, for a host that has just reconnected."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
@@ -205,7 +209,7 @@ class Epochs:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_report(self, session: HostSession, report: EpochReport) -> None:
-        """Handle the report that a host's part of an epoch is durable."""
+        """Handle a host's report that its part of an epoch is durable."""
         if report.host_start != session.start:
             return
         entry = self._open_epochs.get(report.epoch)
@@ -222,7 +226,7 @@ class Epochs:
             entry.account = add_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
-        """Fail an epoch that a host cannot take part in."""
+        """Fail an epoch in which a host cannot take part. If the refusal is final, end the fleet."""
         entry = self._open_epochs.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
@@ -234,7 +238,7 @@ class Epochs:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Apply changes of the replicated state: end, open and advance epochs, then publish complete epochs."""
+        """Apply changes in the replicated state: end, open and advance epochs, then publish complete epochs."""
         self._close_ended_epochs()
         self._publisher.tell()
         self._open_begun_epochs()
@@ -285,7 +289,7 @@ class Epochs:
         self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: OpenEpoch) -> None:
-        """Fail an epoch that has taken too long. If the epoch waits for the store, count this as a failure of the store."""
+        """Fail an epoch that has taken too long. If the epoch was being stored, count this as a failure of the store."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]
@@ -303,7 +307,7 @@ class Epochs:
 
 
 def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """Return the epoch's time account extended by the newest report."""
+    """Return the epoch's time account, updated with a host's new report."""
     known = account or EpochAccount()
     times = PartTimes(
         host=host,
@@ -324,21 +328,21 @@ def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, 
 
 
 FORGET_AT_ONCE = 5
-"""Number of old epochs that are forgotten at a time, so that they share one log entry and one pass over the directories."""
+"""Number of old epochs that are forgotten together, so that they share one log entry and one pass over the directories."""
 
 SETTLED_EPOCHS = 1000
-"""Number of epochs after a plan's beginning after which undone turns are no longer expected. Far fewer epochs lie between a recovery line
-and its failure, so all undone work has been redone by then."""
+"""Number of epochs after the start of a plan from which on no undone turn is expected to run again. Far fewer epochs lie between a recovery
+line and its failure, so all undone work has been redone by then."""
 
 SWEEP_NS = 30 * SECOND_NS
-"""Time between two sweeps while epochs abort; each sweep lists the store's directories."""
+"""Time, in nanoseconds, between an aborted epoch and the next sweep. Each sweep lists the store's directories."""
 
 SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Time between two sweeps otherwise; such sweeps delete late writes of hosts that were presumed dead."""
+"""Time, in nanoseconds, between two sweeps if no epoch aborts. The sweeps delete late writes of hosts that were presumed dead."""
 
 
 class Retention:
-    """Decides when to forget old epochs, and when to sweep the store."""
+    """Decides when to forget old epochs and when to sweep the store."""
 
     def __init__(
         self,
@@ -357,11 +361,11 @@ class Retention:
         self._aborts_seen = 0
 
     def on_started(self) -> None:
-        """Sweep at once, because an earlier leader may have died after changing the log and before changing the store."""
+        """Sweep at once, because an earlier leader may have died after it changed the log but before it changed the store."""
         self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
 
     def on_forgotten(self, result: OperationResult) -> None:
-        """Delete the files after ForgetEpochs is committed."""
+        """Delete the files of forgotten epochs after ForgetEpochs is committed."""
         self._publisher.on_forgotten(result.epochs)
         if result.epochs:
             self._shared.out.append(DeleteEpochs(result.epochs))
@@ -369,13 +373,13 @@ class Retention:
                 self._sweep_logs()
 
     def evaluate(self) -> None:
-        """Forget old epochs, and sweep unreferenced data."""
+        """Forget old epochs, and request a sweep of unreferenced data when it is due."""
         self._forget()
         self._sweep()
 
     def _forget(self) -> None:
         needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.unpublished))
-        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict, because some epochs are in both
+        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict, because some epochs are both old and void
         old = tuple([epoch for epoch in candidates if epoch not in needed])
         if old and self._shared.state.phase == RUNNING:
             self._shared.propose("forget", op.ForgetEpochs(old))
@@ -391,18 +395,18 @@ class Retention:
         return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
 
     def _void(self) -> list[int]:
-        """Return the void epochs to forget. Releases need void epochs to revert outputs, until a later epoch is released."""
+        """Return the void epochs to forget. Releases need void epochs to revert their outputs, until a later epoch is released."""
         newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
         if self._releases.has_unreleased_up_to(newest):
             return []
         return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
 
     def _sweep(self) -> None:
-        """Delete data that belongs to no epoch.
+        """Request the deletion of data that belongs to no epoch.
 
-        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. The sweep's
-        lists therefore come from the log, not from this leader: epochs that are complete, open or not begun at the
-        request are kept.
+        Sweeps are slow and run one at a time, so manifests and refs may be written between the request and the sweep. The lists of epochs
+        to keep therefore come from the log, not from this leader's volatile state: epochs that are complete, open or not yet begun at the
+        time of the request are kept.
         """
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
@@ -416,7 +420,7 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Delete host log entries of inputs consumed, and of turns ended, in all kept epochs."""
+        """Request the deletion of host log entries for inputs consumed, and for turns ended, in all kept epochs."""
         state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan

@@ -1,10 +1,10 @@
-"""Open epochs, and the stages through which an epoch goes.
+"""Open epochs, and the stages of an epoch.
 
-    Collecting        the hosts report; they repeat their reports after a broken stream
-    Asking            a koo-toueg round queries its agents
-    StoringManifest   every host has reported and every channel is covered; packs are read back, the manifest is written
-    StoringLine       a recovery line is being made into the epoch
-    Deciding          CompleteEpoch is proposed until it is in the log; from now on no timeout aborts the epoch
+    Collecting        the hosts report; a host repeats its report after its stream was broken
+    Asking            a koo-toueg round asks its agents for checkpoints
+    StoringManifest   every host has reported on every channel; packs are read back, and the manifest is written
+    StoringLine       a recovery line is being stored as the epoch
+    Deciding          CompleteEpoch is proposed until it is in the log; the timeout can no longer abort the epoch
     Failing           AbortEpoch is proposed until it is in the log
 
 All stages are volatile. Hosts repeat their reports, so an epoch survives the leader's death.
@@ -22,15 +22,15 @@ from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
 
 UNBORN_BYTES_MAX = 48 * 1024
-"""Largest size of names in one CompleteEpoch, so that the operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the agent names in one CompleteEpoch. The limit keeps the operation below 64 KiB."""
 
 
 Channels = Mapping[tuple[str, str], int]
-"""(sender, receiver) → last number sent inside the cut."""
+"""(sender, receiver) → sequence number of the last message sent inside the cut."""
 
 
 class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
-    """Channels of an epoch on which every host has reported in full. Later reports may be relative to this epoch."""
+    """The channels of an epoch about which every host has reported in full. Later reports may be relative to this epoch."""
 
     epoch: int
     plan: int
@@ -39,9 +39,10 @@ class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """Stage: collecting `reports`, by host.
+    """Stage in which the hosts' `reports` are collected.
 
-    `reported`: the epoch's base for relative reports. `asked_again`: hosts whose reports were incomplete.
+    `reported` is the base for relative reports in this epoch. `asked_again` names the hosts that were asked for a full report because their
+    relative report could not be used.
     """
 
     reports: dict[str, EpochReport] = {}
@@ -49,41 +50,41 @@ class Collecting(msgspec.Struct):
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
-        """Store a host's report; return whether it is the first report of this host.
+        """Store a host's report. Return whether it is the host's first report in this epoch.
 
-        A relative report is ignored if its base is not `reported`. Such a report was relative to another leader's
-        epoch, or was requested again.
+        A relative report is ignored if its base is not `reported`. The ignored report was relative to another leader's epoch, or the host
+        was asked for a full report instead.
         """
         if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False
-        is_first = host not in self.reports  # a report repeated on a new stream does not count as later
+        is_first = host not in self.reports  # a report resent on a new stream does not change the time of the first one
         self.reports[host] = report
         self.asked_again.discard(host)
         return is_first
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """Stage: a round queries agents and keeps their answers."""
+    """Stage in which a round asks agents for checkpoints; the round keeps their answers."""
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
-    """Stage: the epoch's manifest is being written."""
+    """Stage in which the epoch's manifest is being written."""
 
     manifest: WriteManifest
 
 
 class StoringLine(msgspec.Struct, frozen=True):
-    """Stage: a recovery line is being stored as the epoch."""
+    """Stage in which a recovery line is being stored as the epoch."""
 
 
 class Deciding(msgspec.Struct, frozen=True):
-    """Stage: the operation `completion` is proposed."""
+    """Stage in which the operation `completion` is proposed."""
 
     completion: op.CompleteEpoch
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """Stage: AbortEpoch is proposed, because of `problem`."""
+    """Stage in which AbortEpoch is proposed because of `problem`."""
 
     problem: str
 
@@ -91,18 +92,19 @@ class Failing(msgspec.Struct, frozen=True):
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
 
 WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
-"""Stages that wait for hosts or agents, and stages that wait for the store. (Tuples for speed: every event checks all open epochs.)"""
+"""The stages that wait for hosts or agents, and the stages that wait for the store. The stages are listed in tuples for speed, because
+every event checks all open epochs."""
 
 
 class OpenEpoch(msgspec.Struct):
     """One open epoch.
 
     Attributes:
-        hosts: the hosts that take part.
+        hosts: the hosts that take part in the epoch.
         trigger: why the epoch was begun.
-        deadline_ns: time by which the epoch must be decided.
+        deadline_ns: time by which the epoch must be decided, or it fails.
         opened_ns: time when this leader began to follow the epoch.
-        account: time account of the reports so far.
+        account: time account of the reports received so far; None before the first report.
     """
 
     epoch: int
@@ -126,7 +128,7 @@ class OpenEpochs:
         return iter(list(self._open.values()))
 
     def get(self, epoch: int) -> OpenEpoch | None:
-        """Return the epoch if it is open."""
+        """Return the epoch if it is open, otherwise None."""
         return self._open.get(epoch)
 
     @property
@@ -136,7 +138,7 @@ class OpenEpochs:
 
     @property
     def is_deciding(self) -> bool:
-        """Return whether any epoch may be complete in the store, or will be soon."""
+        """Return whether any epoch is being stored or decided, so that its data may already be complete in the store."""
         return self.is_storing or any(isinstance(entry.stage, Deciding) for entry in self._open.values())
 
     # ---- stage changes ----------------------------------------------------------------------------------------------
@@ -151,14 +153,14 @@ class OpenEpochs:
         del self._open[entry.epoch]
 
     def decide(self, entry: OpenEpoch, completion: op.CompleteEpoch) -> None:
-        """Move a durable epoch to Deciding; fail it if it has too many unborn agents."""
+        """Move a durable epoch to Deciding, or fail it if it has too many unborn agents."""
         if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
             self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
         else:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: OpenEpoch, problem: str) -> None:
-        """Move an epoch to Failing; the first reason counts."""
+        """Move an epoch to Failing. If the epoch is already failing, keep the first reason."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 

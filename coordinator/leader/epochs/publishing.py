@@ -45,11 +45,11 @@ from snapline.coordinator.state.fleet_view import forgettable_below, has_fallen_
 from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
 
 REQUESTS_MAX = 256
-"""Largest number of tools waiting for an epoch to begin."""
+"""Largest number of snapshot requests that may wait for an epoch to begin."""
 
 
 class Snapshots:
-    """Snapshot requests that wait, and their epochs. Volatile: a tool sends its request again to the next leader."""
+    """Waiting snapshot requests and their epochs. This state need not be durable, because a tool repeats its request to the next leader."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -57,7 +57,7 @@ class Snapshots:
         self._assigned: list[int] = []
         """Requests that wait for the epoch whose BeginEpoch is pending."""
         self._waiting: dict[int, list[int]] = {}
-        """Requests that wait for the outcome of an epoch, by epoch."""
+        """Epoch → requests that wait for its outcome."""
 
     @property
     def count(self) -> int:
@@ -66,12 +66,12 @@ class Snapshots:
 
     @property
     def epochs(self) -> Iterable[int]:
-        """Return the epochs that requests wait for."""
+        """Return the epochs whose outcome is awaited by requests."""
         return list(self._waiting)
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no request waits."""
+        """Return whether no request is waiting."""
         return not self._waiting and not self._requests
 
     def on_requested(self, request: int) -> None:
@@ -85,7 +85,7 @@ class Snapshots:
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Handle the result of BeginEpoch: the assigned requests wait for that epoch or, if BeginEpoch was refused, for another epoch."""
+        """Handle the result of BeginEpoch. The assigned requests wait for that epoch or, if BeginEpoch failed, for the next epoch."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests
@@ -93,12 +93,12 @@ class Snapshots:
             self._waiting[result.number] = requests
 
     def wait_for(self, epoch: int) -> None:
-        """Assign all waiting requests to this complete epoch."""
+        """Assign all waiting requests to this complete epoch, which contains the fleet's current state."""
         self._waiting[epoch] = self._waiting.get(epoch, []) + self._requests
         self._requests = []
 
     def answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
-        """Answer the requests for an epoch whose outcome has been sent to the hosts."""
+        """Answer the requests that wait for this epoch, after its outcome has been sent to the hosts."""
         record = self._shared.state.image.epochs.get(epoch)
         root = record.root if record is not None and is_complete else ""
         for request in self._waiting.pop(epoch, []):
@@ -114,17 +114,17 @@ class Snapshots:
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
 PUBLISH_RETRY_NS = 1 * SECOND_NS
-"""Time between two attempts to write a ref, in nanoseconds; a full disk is not cleared faster."""
+"""Time, in nanoseconds, between two attempts to write a ref. A full disk is rarely cleared faster."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """State of an epoch: its ref must be written, at `at_ns` or later."""
+    """State of an epoch whose ref must be written at `at_ns` or later."""
 
     at_ns: int
 
 
 class Publishing(msgspec.Struct, frozen=True):
-    """State of an epoch: its ref is being written."""
+    """State of an epoch whose ref is being written."""
 
 
 class RefPublisher:
@@ -150,22 +150,23 @@ class RefPublisher:
 
     @property
     def unpublished(self) -> tuple[int, ...]:
-        """Return the complete epochs without a ref, as far as known."""
+        """Return the complete epochs that have no ref, as far as this leader knows."""
         return tuple(self._unpublished)
 
     def newest_published(self) -> int:
-        """Return the newest epoch that is complete, not condemned, and has its ref; 0 = none."""
+        """Return the newest epoch that is complete, is not condemned, and has its ref; 0 if there is none."""
         return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._unpublished), 0)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Start without knowledge of refs. Earlier aborts are not sent, because hosts know them or receive them when they reconnect."""
+        """Mark all complete epochs as unpublished. Hosts are not notified of earlier aborts, because hosts already know these aborts, or
+        receive them when they reconnect."""
         self._unpublished = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
         self._aborts_notified = self._shared.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
-        """Record a complete epoch, which needs a ref."""
+        """Record a complete epoch whose ref must be written."""
         self._unpublished[epoch] = Due(self._shared.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
@@ -174,7 +175,7 @@ class RefPublisher:
             self._unpublished.pop(epoch, None)
 
     def on_published(self, event: EpochPublished) -> None:
-        """Handle the result of a PublishEpoch."""
+        """Handle the result of a PublishEpoch command."""
         epoch = event.epoch
         if epoch not in self._unpublished:
             return
@@ -195,7 +196,7 @@ class RefPublisher:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that have ended already."""
+        """Notify hosts of condemned and aborted epochs, and answer tools whose epochs have already ended."""
         image = self._shared.state.image
         for epoch in list(self._unpublished):
             record = image.epochs.get(epoch)
@@ -222,7 +223,7 @@ class RefPublisher:
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:
-        """Write the refs that are due."""
+        """Write the refs whose time has come."""
         for epoch, stage in self._unpublished.items():
             if isinstance(stage, Due) and stage.at_ns <= self._shared.now:
                 self._unpublished[epoch] = Publishing()
@@ -230,11 +231,11 @@ class RefPublisher:
 
 
 RELEASE_RETRY_NS = 1 * SECOND_NS
-"""Time between two attempts to write a release, in nanoseconds, as for refs."""
+"""Time, in nanoseconds, between two attempts to write a release, which is the same as for refs."""
 
 
 class ReleasedEpoch(msgspec.Struct, frozen=True):
-    """A release: its epoch, and for each agent the last input consumed and the last output emitted in that epoch."""
+    """A released epoch, with the last input that each agent has consumed and the last output that it has emitted in that epoch."""
 
     epoch: int
     inputs: dict[str, int] = {}
@@ -244,7 +245,7 @@ class ReleasedEpoch(msgspec.Struct, frozen=True):
 class Releases:
     """Releases complete epochs in order.
 
-    Tracks which epochs are not released, as far as known, and whether a consumer follows the outputs.
+    The object tracks which epochs have not been released, as far as this leader knows, and whether a consumer follows the outputs.
     """
 
     def __init__(
@@ -255,11 +256,11 @@ class Releases:
         self._publisher = publisher
         self._store = store
         self._unreleased: dict[int, int] = {}
-        """Unreleased epoch → earliest time of its release."""
+        """Unreleased epoch → earliest time at which it may be released."""
         self._releasing = 0
-        """Epoch whose release is being written; 0: none."""
+        """The epoch whose release is being written; 0 if there is none."""
         self._silent: dict[int, dict[str, int]] = {}
-        """Epoch whose history has no outputs → its inputs."""
+        """Published epoch in which no agent has emitted an output → agent → last input consumed."""
         self._is_watched = False
         self._newest = ReleasedEpoch(0)
         self._sent_release = (0, 0)
@@ -269,15 +270,15 @@ class Releases:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all complete epochs are released, as far as known."""
+        """Return whether all complete epochs have been released, as far as this leader knows."""
         return not self._unreleased
 
     def has_unreleased_up_to(self, epoch: int) -> bool:
-        """Return whether this complete epoch, or a lower one, is not released yet."""
+        """Return whether any complete epoch up to this one has not been released yet."""
         return any(unreleased <= epoch for unreleased in self._unreleased)
 
     def pins(self) -> int | None:
-        """Return the lowest epoch that a future release needs; None: any epoch may be forgotten."""
+        """Return the lowest epoch that a future release needs, or None if every epoch may be forgotten."""
         state = self._shared.state
         pending = [epoch for epoch in (*state.open_epochs(), *self._unreleased) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
@@ -290,20 +291,20 @@ class Releases:
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Start without knowledge of releases: all complete epochs are released again."""
+        """Mark all complete epochs as unreleased, because a new leader does not know which were released."""
         self._unreleased = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
-        """Record a complete epoch, which needs a release."""
+        """Record a complete epoch whose outputs must be released."""
         self._unreleased[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
-        """Record a published epoch if it has no outputs."""
+        """Record a published epoch in which no agent has emitted an output."""
         if not event.error and event.outputs == {}:
             self._silent[event.epoch] = event.inputs
 
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
-        """Notify hosts when the first consumer begins to follow outputs, or the last one leaves.
+        """Notify hosts when the first consumer begins to follow outputs, or when the last consumer leaves.
 
         While consumers follow outputs, hosts request epochs.
         """
@@ -312,7 +313,7 @@ class Releases:
             self._shared.send(self._host_sessions.all_sessions(), OutputsWatched(event.is_watched))
 
     def on_released(self, event: EpochReleased) -> None:
-        """Handle the result of a release."""
+        """Handle the result of a ReleaseEpoch command."""
         epoch = event.epoch
         if epoch != self._releasing:
             return
@@ -345,7 +346,7 @@ class Releases:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Release the next epoch if it may be, and send the newest release to the hosts."""
+        """Release the next epoch if this is allowed, and send the newest release to the hosts."""
         if self._newest.epoch and not self._is_complete(self._newest.epoch):
             self._go_back()
         self._drop_condemned()
@@ -371,18 +372,18 @@ class Releases:
         self._silent.pop(epoch, None)
 
     def _notify_condemned(self, epoch: int) -> None:
-        """Notify hosts that wait for the release of a condemned epoch."""
+        """Notify the hosts, which wait for the release, that this epoch is condemned."""
         self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
-        """Return the lowest unreleased epoch if it may be released now, otherwise 0."""
+        """Return the lowest unreleased epoch if it may be released now, otherwise return 0."""
         epoch = min(self._unreleased, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
         return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
-        """Return whether the epoch has its ref, and the retry delay after a failed release is over."""
+        """Return whether the epoch has its ref and the retry delay after a failed release has passed."""
         return epoch not in self._publisher.unpublished and self._unreleased[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:

@@ -1,40 +1,42 @@
-"""Health of the store, judged from the results of epochs and from hosts' reports about their checkpoints; also the periodic trigger of
-epochs.
+"""Health of the store, as judged from the results of epochs and from hosts' reports about their checkpoints; also the timer that triggers
+periodic epochs.
 
-Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for waiting data. Each epoch that is bound to
-fail would still cost the fleet a capture. So triggers are deferred while the store fails, and tools show why.
+Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for unstored data. Each epoch that is certain to
+fail would still cost the fleet a capture. So triggers are deferred while the store fails, and tools show the reason.
 
-Two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, a written ref as a success. Epochs that end
-for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. A circuit breaker (`Breaker`)
-decides from these when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts write checkpoints of single agents
-on their own, and every heartbeat reports a problem with that.
+The module judges by two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, and a written ref as a
+success. Epochs that end for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. From these results, a
+circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols with sender logs, hosts write
+checkpoints of single agents on their own, and every heartbeat reports whether that currently fails.
 
-The store is *degraded* while the breaker is open or a host reports a problem. This only decides when a regular epoch begins: manual
-epochs and epochs before a plan begin at once. The state is volatile: a new leader assumes a healthy store.
+The store is *degraded* while the breaker is open or a host reports a problem. A degraded store affects only when a regular epoch begins.
+Epochs requested manually and epochs before a plan begin at once. The state is volatile, and a new leader assumes a healthy store.
 
 *The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, starting when the fleet begins to run.
-Missed due times are not made up for. A trigger is skipped if the store fails or is still storing an epoch, so the interval stretches to
-a multiple of the period.
+Missed due times are not made up for. A trigger is skipped if the store fails or is still storing an epoch, so the interval stretches to a
+multiple of the period.
 
-**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each
-attempt costs: states are captured, packs are partly written, the network is loaded, the log fills. Yet a store that works again should
-be used soon.
+**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each attempt
+costs: states are captured, packs are partly written, the network is loaded, the log fills. Yet a store that has recovered should soon be
+used again.
 
-Model. An *attempt* is anything that ends in one of three ways: it succeeds, it fails because of the store, or it
-ends for a reason that shows nothing about the store. Attempts may overlap and end in any order. The breaker is
+Model. An *attempt* is any operation that ends in one of three ways: it succeeds, it fails because of the store, or it ends for a reason
+unrelated to the store. Attempts may overlap and end in any order. The breaker is in one of two states:
 
     closed   regular attempts may begin at any time
-    open     after FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin at `next_try_ns`.
-             If it fails, the wait for the next probe doubles, up to PROBE_NS_MAX; if it shows nothing, the next probe may begin at once
+    open     after FAILURES_TO_OPEN consecutive failures. One regular attempt, the *probe*, may begin at `next_try_ns`. If the probe fails,
+             the wait for the next probe doubles, up to PROBE_NS_MAX. If the probe ends for an unrelated reason, the next probe may begin at
+             once
 
-Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their
-outcome counts. Their failures during the probe do not lengthen the wait; otherwise a user who retries manually would delay the recovery.
+Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their outcome
+counts. If such an attempt fails while a probe is running, the wait does not become longer. Otherwise a user who retries manually would
+delay the recovery.
 
-Invariants (`validate`): open exactly from the FAILURES_TO_OPEN-th failure in a row to the next success; no probe
-while closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
+Invariants (`validate`): the breaker is open exactly from the FAILURES_TO_OPEN-th consecutive failure to the next success; no probe runs
+while it is closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
 
-Pure: no clock, no I/O, no randomness. The caller passes the time, which must not run backwards. The breaker carries no guarantee: it
-decides when something is tried, never what counts as stored.
+The breaker is pure: it has no clock, no I/O and no randomness. The caller passes the time, which must not go backwards. No guarantee
+depends on the breaker: it decides when an attempt is made, never whether data counts as stored.
 """
 
 import msgspec
@@ -44,24 +46,26 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.status import Concern
 
 FAILURES_TO_OPEN = 3
-"""Failures in a row that open the breaker. One or two may be transient, such as a leader change of an object store; a third rarely is."""
+"""Number of consecutive failures that opens the breaker. One or two failures may be transient, such as a leader change in an object store;
+a third rarely is."""
 
 PROBE_NS = 1_000_000_000
-"""Nanoseconds from the opening failure to the first probe (1 s). A full disk is not emptied faster."""
+"""Time, in nanoseconds, from the opening failure to the first probe (1 s). A full disk is rarely cleared faster."""
 
 PROBE_NS_MAX = 60_000_000_000
-"""Longest wait for a probe in nanoseconds (1 min): a working store is used again within a minute, and a probe a minute is negligible load."""
+"""Longest wait for a probe, in nanoseconds (1 min). A recovered store is used again within a minute, and one probe per minute is negligible
+load."""
 
 
 class Breaker:
-    """Decides when a failing store is tried again. Not thread-safe.
+    """Decides when a failing store is tried again. The class is not thread-safe.
 
     Attributes:
         is_open: whether the breaker is open; see the module's docstring.
-        failures: number of failures in a row.
-        reason: reason of the latest failure; "" after a success.
-        since_ns: time of the first failure in a row; 0 if there is none.
-        next_try_ns: time of the next probe while open; 0 while closed.
+        failures: number of consecutive failures.
+        reason: reason for the latest failure; "" after a success.
+        since_ns: time of the first of the consecutive failures; 0 if there is none.
+        next_try_ns: time of the next probe while the breaker is open; 0 while it is closed.
     """
 
     __slots__ = ("_probe", "_wait_ns", "failures", "is_open", "next_try_ns", "reason", "since_ns")
@@ -80,12 +84,12 @@ class Breaker:
         return not self.is_open or (self._probe is None and now_ns >= self.next_try_ns)
 
     def begun(self, attempt: int, now_ns: int) -> None:
-        """Record that attempt number `attempt` has begun, regular or requested by a user. If a probe is due, the attempt is the probe."""
+        """Record that an attempt has begun, whether regular or requested by a user. If a probe is due, this attempt becomes the probe."""
         if self.is_open and self.allows(now_ns):
             self._probe = attempt
 
     def succeeded(self, attempt: int) -> bool:
-        """Record that the attempt has succeeded. Return whether this has closed the breaker."""
+        """Record that the attempt has succeeded. Return whether the success has closed the breaker."""
         has_closed = self.is_open
         self.is_open = False
         self.failures, self.reason, self.since_ns, self.next_try_ns = 0, "", 0, 0
@@ -93,7 +97,8 @@ class Breaker:
         return has_closed
 
     def failed(self, attempt: int, now_ns: int, reason: str) -> bool:
-        """Record that the store has failed the attempt, for the first time or again. Return whether this has opened the breaker."""
+        """Record that the attempt has failed because of the store. An attempt may fail repeatedly. Return whether the failure has opened
+        the breaker."""
         self.failures += 1
         self.reason = reason
         if self.failures == 1:
@@ -109,7 +114,8 @@ class Breaker:
         return False
 
     def ended(self, attempt: int) -> None:
-        """Record that the attempt has ended without showing anything about the store. A no-op for attempts with a known outcome."""
+        """Record that the attempt has ended for a reason unrelated to the store. The call has no effect on attempts with a known
+        outcome."""
         if attempt == self._probe:
             self._probe = None
 
@@ -130,7 +136,7 @@ class Period:
     """Timer of the periodic epochs.
 
     Attributes:
-        next_ns: time when the next epoch is due; None: not known.
+        next_ns: time when the next epoch is due; None if it is unknown.
     """
 
     def __init__(self, shared: LeaderState) -> None:
@@ -138,11 +144,11 @@ class Period:
         self.next_ns: int | None = None
 
     def stop(self) -> None:
-        """Stop the timer because the fleet does not run; the period restarts when the fleet does."""
+        """Stop the timer because the fleet is not running. The period starts anew when the fleet runs again."""
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Return whether an epoch is due. The result is True once per period."""
+        """Return whether a periodic epoch is due. The method returns True only once per period."""
         now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False
@@ -156,7 +162,7 @@ class Period:
         return True
 
     def first_from(self, time_ns: int) -> int | None:
-        """Return the first due time at or after `time_ns`, or None if it is not known."""
+        """Return the first due time at or after `time_ns`, or None if the due times are unknown. Without a period, return `next_ns`."""
         period_ns = self._shared.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns
@@ -164,7 +170,7 @@ class Period:
 
 
 LOOK_NS = SECOND_NS // 10
-"""Time between two checks of all heartbeats. Checking on each of thousands of events would be too much work."""
+"""Time, in nanoseconds, between two checks of all heartbeats. A check after each of thousands of events would be too much work."""
 
 OK, DEGRADED = "ok", "degraded"
 
@@ -174,10 +180,10 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
     Attributes:
         state: "ok" or "degraded".
-        since_ns: duration of the degradation; 0 if the store is healthy.
-        reason: the latest failure; "" if the store is healthy.
-        next_try_ns: time until a regular epoch may begin again; 0: now, or there are no regular epochs.
-        skipped: number of triggers and basic checkpoints deferred since this leader's start because the store failed.
+        since_ns: how long the store has been degraded; 0 if it is healthy.
+        reason: reason for the latest failure; "" if the store is healthy.
+        next_try_ns: time until a regular epoch may begin again; 0 if it may begin now, or if there are no periodic epochs.
+        skipped: number of triggers and basic checkpoints that were deferred, since this leader started, because the store failed.
     """
 
     state: str = OK
@@ -188,7 +194,7 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
 
 class StoreWatch:
-    """Health of the store as the leader sees it. The parts that follow epochs update it.
+    """The health of the store, as this leader sees it. The parts that follow epochs report their results here.
 
     Attributes:
         skipped: number of regular triggers deferred because the store failed.
@@ -200,13 +206,13 @@ class StoreWatch:
         self._period = period
         self._breaker = Breaker()
         self._host_reasons: dict[str, str] = {}
-        """Host → why it cannot store checkpoints of its agents now."""
+        """Host → why it currently cannot store checkpoints of its agents."""
         self._host_since_ns: int | None = None
         self._standing: dict[str, int] = {}
-        """Host whose agents are paused because its memory for unstored data is full → time since which they are paused."""
+        """Host whose agents are paused because its memory for unstored data is full → time since which they have been paused."""
         self._look_ns = 0
         self._is_reported = False
-        """True if a warning that the store is degraded was logged."""
+        """True if a warning was logged that the store is degraded, and its recovery has not been logged yet."""
         self._reported_ns = 0
         self.skipped = 0
 
@@ -217,32 +223,32 @@ class StoreWatch:
         return self._breaker.allows(self._shared.now)
 
     def begun(self, epoch: int) -> None:
-        """Record that an epoch is open."""
+        """Record that an epoch is open, which begins an attempt for the circuit breaker."""
         self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:
-        """Return whether a trigger may begin an epoch now; count it as skipped if not."""
+        """Return whether a trigger may begin an epoch now. If not, count the trigger as skipped."""
         self.skipped += not self.allows()
         return self.allows()
 
     def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
-        """Record that the epoch, or its ref, could not be stored. `is_news`: log the failure, unless the store is already degraded."""
+        """Record that the epoch, or its ref, could not be stored. With `is_news`, log the failure unless the store is already degraded."""
         if is_news and not self.is_degraded:
             self._shared.note("error", reason)
         self._breaker.failed(epoch, self._shared.now, reason)
 
     def stored(self, epoch: int) -> None:
-        """Record that the epoch's ref is written."""
+        """Record that the epoch's ref or its release has been written."""
         self._breaker.succeeded(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Record that the epoch is aborted. If the store was the reason, `failed` was called first."""
+        """Record that the epoch has been aborted or condemned. If the store was the reason, the caller has called `failed` first."""
         self._breaker.ended(epoch)
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Check the heartbeats; log once when the store degrades, and once when it has recovered."""
+        """Check the heartbeats. Log once when the store degrades, and once when it has recovered."""
         if self._shared.now >= self._look_ns:
             self._look_ns = self._shared.now + LOOK_NS
             self._look()
@@ -255,16 +261,16 @@ class StoreWatch:
             self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:
-        """Return why one of these hosts cannot use the store, or "" if all can."""
+        """Return why one of these hosts cannot use the store, or "" if all of them can."""
         return next((self._host_reasons[host] for host in hosts if host in self._host_reasons), "")
 
     def is_storing(self, host: str) -> bool:
-        """Return whether this host reported that its part of an epoch is being written."""
+        """Return whether this host has reported that it is writing its part of an epoch."""
         session = self._host_sessions.attached_session(host)
         return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
-        """Return the store's condition. The next try is the first periodic trigger after the breaker's delay."""
+        """Return the store's condition. The time of the next try is the first periodic trigger after the breaker's delay."""
         skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
@@ -275,7 +281,7 @@ class StoreWatch:
         return StoreCondition(DEGRADED, now - since_ns, self._reason, wait_ns, skipped)
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts whose agents are paused."""
+        """Return one concern for each host whose agents are paused."""
         concerns = []
         for host, since_ns in self._standing.items():
             lasts_ns = self._shared.now - since_ns

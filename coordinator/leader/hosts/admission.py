@@ -1,11 +1,12 @@
 """Admission of hosts, and the transfer of the fleet's definition from a host into the log.
 
-*Admission* of a host first probes the store and then proposes a log entry. Nothing is committed for a host that cannot take part. This
-leader probes each run of a host once. Of several new runs of a host, it probes only the latest.
+*Admission* of a host first probes the store and then proposes a log entry. No entry is committed for a host that cannot take part. This
+leader probes each run of a host once. If a host has several new runs, only the latest one is probed.
 
-*Definition.* Hosts that join before the fleet is defined are asked for its definition, and the first one that arrives is used: DefineFleet,
-then its agents in batches below 64 KiB. Other hosts must have the same digest. If a leader dies half-way, the log holds a prefix of the
-definition: the next leader gets the definition again and continues from there.
+*Definition.* Hosts that join before the fleet is defined are asked for its definition, and the first definition that arrives is used. The
+leader proposes DefineFleet, then the agents in batches below 64 KiB. The definitions of all other hosts must have the same digest. If a
+leader dies half-way, the log contains a prefix of the definition. The next leader then requests the definition again and continues where
+the log ends.
 """
 
 from collections.abc import Iterable
@@ -33,28 +34,28 @@ from snapline.ids import check_id
 from snapline.messages.host_messages import FleetDefinition, Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
-"""Time limit to write or read a probe, in nanoseconds. A coordinator or host that exceeds it cannot use its store."""
+"""Time limit, in nanoseconds, to write or read a probe. A coordinator or host that exceeds the limit counts as unable to use its store."""
 
 DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
-"""Text of the error when the difference between two definitions is unknown."""
+"""Error text for definitions whose difference is unknown."""
 
 FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
-"""Advice for a host that defines a fleet of the same name."""
+"""Advice for a host whose fleet has the same name as this fleet but a different definition."""
 
 
 class Admission:
-    """Sessions that are not attached yet. Volatile: hosts rejoin."""
+    """Sessions that are not attached yet. This state need not be durable, because hosts rejoin."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._probed_runs: dict[str, str] = {}
-        """Host → run of the host that has read a probe."""
+        """Host → id of its run that has read a probe."""
 
     # ---- joining --------------------------------------------------------------------------------------------------
 
     def on_joined(self, number: int, join: Join) -> None:
-        """Handle the first message of a stream."""
+        """Handle the first message on a stream."""
         host_sessions = self._host_sessions
         if host_sessions.opened(number) is not None:
             return
@@ -78,7 +79,8 @@ class Admission:
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
-        """Attach a session whose host reads the same store; admit the run first if the state does not know it."""
+        """Attach a session whose host reads the same store as the coordinator. If the replicated state does not know the run, admit the run
+        first."""
         if session.start:
             self._host_sessions.attach(session)
         else:
@@ -114,7 +116,7 @@ class Admission:
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
-        """Handle the result of AdmitHost. If the operation was late or rejected, `evaluate` proposes it again."""
+        """Handle the result of AdmitHost. If the operation came too late or was rejected, `evaluate` proposes it again."""
         session = self._host_sessions.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
@@ -135,7 +137,7 @@ class Admission:
             self._host_sessions.attach(session)
 
     def on_defined(self) -> None:
-        """Reject hosts that joined before the fleet was defined and that define another fleet."""
+        """Reject hosts that joined before the fleet was defined and whose definition differs."""
         for session in self._host_sessions.all_sessions_in_any_stage():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._shared.state.image.outcome:
@@ -144,7 +146,7 @@ class Admission:
     # ---- the probe ------------------------------------------------------------------------------------------------
 
     def on_probe_written(self, event: ProbeWritten) -> None:
-        """Handle the result of WriteProbe."""
+        """Handle the result of a WriteProbe command."""
         session = self._host_sessions.opened(event.session)
         if session is None or not isinstance(session.stage, Joining):
             if event.path:
@@ -159,7 +161,7 @@ class Admission:
             self._shared.send((session.id,), ReadProbe(event.path))
 
     def on_probe_read(self, number: int, message: ProbeRead) -> None:
-        """Compare the probe with the content that the host has read."""
+        """Compare the probe's content with the content that the host has read."""
         session = self._host_sessions.opened(number)
         if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
             return
@@ -187,7 +189,7 @@ class Admission:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Propose pending admissions again, and give up probes that take too long."""
+        """Propose pending admissions again, and reject sessions whose probe takes too long."""
         if self._shared.state.image.outcome:
             return
         for session in self._host_sessions.all_sessions_in_any_stage():
@@ -213,7 +215,7 @@ def _is_same_run(record: HostRecord, join: Join) -> bool:
 
 
 def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """Describe how a host's definition differs from the fleet's, by parts `name=value`.
+    """Describe how a host's definition differs from the fleet's. Each part has the form `name=value`.
 
     If the difference is unknown, name the parts that must match.
     """
@@ -226,20 +228,22 @@ def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
 
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Largest size of names and kinds in one operation, so that it stays below 64 KiB with all lengths."""
+"""Largest total size, in bytes, of the names and kinds in one operation. The limit keeps the whole operation below 64 KiB."""
 
 KIND_CHARACTERS_MAX = 1024
-"""Largest length of one agent's kind: a module path and a class."""
+"""Largest length, in characters, of an agent's kind, which consists of a module path and a class."""
 
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
-"""Largest number of placement rules, and of hosts in all rules together, so that they fit into the log entry that defines the fleet."""
+"""Largest number of placement rules, and of the hosts in all rules together. Within these limits, the rules fit into the log entry that
+defines the fleet."""
 
 PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
-"""Limits of the definition shown to rejected hosts, which has nine parts."""
+"""Largest number of parts of a definition that are kept for rejected hosts, and the length of a part in characters. A definition has nine
+parts."""
 
 
 class Definition:
-    """Transfer of the fleet's definition into the log."""
+    """Transfers the fleet's definition into the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -248,7 +252,7 @@ class Definition:
         self._join: Join | None = None
 
     def on_received(self, session: HostSession, message: FleetDefinition) -> None:
-        """Handle the fleet's definition, received from a host."""
+        """Handle a host's message with the fleet's definition."""
         if self._shared.state.is_defined or self._received is not None:
             return
         problem = _problem_of(message)
@@ -258,7 +262,7 @@ class Definition:
         self._received, self._join = message, session.join
 
     def evaluate(self) -> None:
-        """Propose the missing part of the definition."""
+        """Propose the next missing part of the definition."""
         state, definition = self._shared.state, self._received
         if definition is None or self._join is None:
             return

@@ -1,26 +1,26 @@
-"""Failure detector: decides that a host is *suspected*, and proposes its loss. Also removes the records of lost hosts.
+"""Failure detector, which decides whether a host is *suspected* and proposes its loss. This module also removes the records of lost hosts.
 
 A host is suspected
 
 - when its stream has been broken for 1 s;
-- at once when its stream breaks after a second of silence;
-- at once when its stream is broken and a peer reports within that second that its link to the host broke too;
-- at once when a launcher reports that the process is over, or an operator ends it.
+- at once when its stream breaks after one second without a message;
+- at once when its stream is broken and, within that second, a peer reports that its link to the host broke too;
+- at once when a launcher reports that the host's process has ended, or an operator ends the process.
 
-Silence alone is no loss while the stream is open, because user code may block the host's event loop or interpreter. gRPC's own threads
-still answer for such a process (`channels/servers.py`); they break the stream of a dead, frozen or unreachable process 2 s after its last
-byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the loop (`HostBusyReported`), also without a
-stream, as after a change of leader. Such a report defers the loss.
+While the stream is open, silence alone does not make a host suspected, because user code may block its event loop or interpreter. gRPC's
+own threads still answer for such a process (`channels/servers.py`). gRPC breaks the stream of a dead, frozen or unreachable process 2 s
+after its last byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the event loop (`HostBusyReported`).
+The thread can send this report without a stream, for example after a leader change. A busy report defers the loss of the host.
 
-A suspicion may be wrong. The loss is committed nevertheless, the host rejoins with its old start, and the next plan discards the work it
-did since.
+A suspicion may be wrong. The loss is committed nevertheless. The host then rejoins with its old start, and the next plan discards the work
+that the host has done since.
 
-Deadlines are extended when this process itself was late: a coordinator that was paused for ten seconds has received nothing, and its
-hosts are not the cause.
+Deadlines are extended when this process itself did not run for a while. A coordinator that was paused for ten seconds has received nothing
+during that time, and its hosts are not the cause.
 
-*Removal.* A lost or departed host without agents is forgotten after ten minutes, or when an operator requests it. An operator's request
-may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some seconds before the
-request is answered.
+*Removal.* The record of a lost or departed host without agents is removed after ten minutes, or when an operator requests it. An operator
+may request the removal while agents are still placed on the host, or while the log is slow. In that case the removal is proposed again for
+some seconds before the request is refused.
 """
 
 import msgspec
@@ -34,22 +34,22 @@ from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Leave, PeerSuspe
 from snapline.messages.status import Concern
 
 BROKEN_NS = 1 * SECOND_NS
-"""Time in which a broken stream must be reopened, in nanoseconds; a living host needs 50 to 500 ms."""
+"""Time limit, in nanoseconds, for a host to reopen a broken stream. A living host needs 50 to 500 ms."""
 
 BUSY_NS = 2 * SECOND_NS
-"""Validity of a busy report, in nanoseconds. A busy host reports every second, and one report may be lost."""
+"""How long a busy report is valid, in nanoseconds. A busy host reports every second, and one report may be lost."""
 
 RESTART_GRACE_NS = 3 * SECOND_NS
-"""Grace for hosts that were alive when the leader started: they must first reconnect."""
+"""Grace period, in nanoseconds, for hosts that were alive when the leader started, because they must first reconnect."""
 
 DEATHS_SHOWN = 10
-"""Number of latest deaths to show; hundreds of deaths usually have one cause."""
+"""Number of latest deaths to show. Hundreds of deaths usually have the same cause."""
 
 ENDED = "an operator has ended it"
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """End of a host run's process, and the turns that it interrupted."""
+    """The end of a host run's process, and the turns that the end interrupted."""
 
     start: int
     reason: str
@@ -57,7 +57,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """Last report of a host's run about the cause that blocks its event loop, with the time of the report."""
+    """The last report of a host's run about the cause that blocks its event loop, with the time of the report."""
 
     start: int
     at_ns: int
@@ -66,31 +66,32 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """Evidence of hosts' failures. Volatile: a new leader gives every host that is alive in the state time to reconnect."""
+    """Evidence that hosts have failed. This state need not be durable, because a new leader first lets every host reconnect that is alive
+    in the state."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._deadlines: dict[str, int] = {}
-        """Host that is alive in the state but has no session → time when it counts as lost."""
+        """Host that is alive in the state but has no session → time at which it counts as lost."""
         self._exits: dict[str, Exited] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
-        """Host → (start of the run, time) of a broken link that a peer reported."""
+        """Host → (host start, time) of the last broken link to it that a peer reported."""
         self._heard_ns: dict[str, int] = {}
         """Host with a session → time of its last message."""
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """Give all hosts that are alive in the state time to reconnect."""
+        """Set a deadline by which each host that is alive in the state must reconnect."""
         for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """Record a broken link to a host that a peer reported.
+        """Handle a peer's report that its link to a host is broken.
 
-        The report counts if the host's stream to this leader breaks within a second.
+        The report counts only if the host's stream to this leader breaks within a second.
         """
         record = self._shared.state.image.hosts.get(message.host)
         if record is None or record.start != message.host_start or self._is_reported(message.host, record):
@@ -101,7 +102,7 @@ class FailureDetector:
             self._peer_suspicions[message.host] = (message.host_start, self._shared.now)
 
     def on_busy_reported(self, event: HostBusyReported) -> None:
-        """Handle a host's report that its process is alive while its event loop is blocked."""
+        """Handle a host's report that its process is alive but its event loop is blocked."""
         record, now = self._shared.state.image.hosts.get(event.host), self._shared.now
         if record is None or record.instance != event.instance or record.state != ALIVE:
             return
@@ -116,7 +117,7 @@ class FailureDetector:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
-        """End a host's run for an operator. The host is notified, and is lost even if it misses the notice."""
+        """End a host's run at an operator's request. The host is notified, and counts as lost even if it misses the notification."""
         record, session = self._shared.state.image.hosts.get(host), self._host_sessions.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
@@ -128,7 +129,7 @@ class FailureDetector:
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, the time for which this process did not run."""
+        """Move all times by `late_ns`, the time during which this process did not run."""
         now = self._shared.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
@@ -169,14 +170,14 @@ class FailureDetector:
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
-        """Return the turns in which the host's process died, if known and not counted yet."""
+        """Return the turns that were running when the host's process died, if these are known and have not been counted yet."""
         exited = self._exits.get(host)
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
     def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
-        """Propose the turns during which a lost host's process died, if its LoseHosts named none: one log entry cannot hold the turns of
-        many hosts."""
+        """Propose the turns that were running when a lost host's process died, if LoseHosts did not contain them. One log entry cannot hold
+        the turns of many hosts."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -198,7 +199,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """Return the time at which a host whose stream has just broken counts as lost."""
+        """Return the time at which a host whose stream has just broken will count as lost."""
         now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -208,14 +209,14 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Return whether the host's process has reported within BUSY_NS that it is alive."""
+        """Return whether the host's process has reported within BUSY_NS that it is alive but blocked."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
     # ---- concerns ---------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Return the busy hosts with the cause, and the messages whose turns killed processes."""
+        """Return one concern for each turn that killed processes, and one for each busy host, with the cause if it is known."""
         concerns = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._shared.state.image.hosts.items():
             busy_ns, what = self._busy_state(host, record) if record.state == ALIVE else (0, "")
@@ -228,7 +229,8 @@ class FailureDetector:
         return concerns
 
     def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long the host has been busy, and the cause if known."""
+        """Return how long the host has been busy, and the cause, or "" if the cause is unknown. If the host is not busy, the returned time
+        is 0."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
@@ -249,35 +251,35 @@ def _concern_of(death: TurnDeath) -> Concern:
 
 
 FORGET_NS = 600 * SECOND_NS
-"""Time that a lost or departed host stays in `status`, so that operators see what happened."""
+"""How long, in nanoseconds, a lost or departed host remains in `status`, so that operators can see what happened."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Time limit for an operator's request: a log entry takes milliseconds."""
+"""Time limit, in nanoseconds, for an operator's request to forget a host. A log entry takes milliseconds."""
 
 
 class OperatorRequest(msgspec.Struct, frozen=True):
-    """An operator's request to forget a host: the host, and the time of the request."""
+    """An operator's request to forget `host`, made at `asked_ns`."""
 
     host: str
     asked_ns: int
 
 
 class HostRemoval:
-    """Hosts whose records are to be removed. Volatile."""
+    """Removes the records of hosts. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._over_ns: dict[str, int] = {}
-        """Lost or departed host without agents → time when this leader first saw it in this state."""
+        """Lost or departed host without agents → time at which this leader first saw it in that state."""
         self._requests: dict[int, OperatorRequest] = {}
-        """Operators' requests, by number."""
+        """Number of an operator's request → the request."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
         """Handle an operator's request to forget a host."""
         self._requests[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
-        """Propose to forget hosts after FORGET_NS, or at an operator's request; answer operators."""
+        """Propose to forget hosts after FORGET_NS, or at an operator's request, and answer operators."""
         state, now = self._shared.state, self._shared.now
         for request, asked in list(self._requests.items()):
             self._follow(request, asked)

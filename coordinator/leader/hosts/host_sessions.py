@@ -1,15 +1,15 @@
-"""Sessions of hosts: their streams and the stages of each.
+"""Sessions of hosts, which are their streams to the leader, and the stages of a session.
 
-A host's stream (a *session*) goes through the stages
+A host's stream (a *session*) goes through these stages:
 
-    Joining      Join arrived; a fresh probe file is being written into the store
+    Joining      Join has arrived; a fresh probe file is being written into the store
     Probing      the host must report the probe's content. Without this check, hosts whose --store names different directories would
                  make checkpoints that cannot be restored
-    Admitting    the host has read the probe; AdmitHost is pending, unless this run of the host is known
+    Admitting    the host has read the probe; AdmitHost is pending. The stage is skipped if this run of the host is already known
     Attached     the host receives directives and may be part of plans
 
-A new session of a run replaces its older session; a session of a newer run ends the older run (G9). `admission.py` decides on
-admission, `failure_detector.py` on loss.
+A new session of a run replaces the run's older session; a session of a newer run ends the older run (G9). `admission.py` decides whether a
+host is admitted, and `failure_detector.py` decides whether a host is lost.
 """
 
 from collections.abc import Mapping
@@ -22,26 +22,27 @@ from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
 ASKED_MAX = 4
-"""Largest number of hosts asked for the fleet's definition at a time, so that one slow or dead host causes no delay. With a hundred
-thousand agents, sending a definition and receiving it take half a second each. If all hosts sent the definition, their sessions would time
-out and the hosts would rejoin forever."""
+"""Largest number of hosts that are asked for the fleet's definition at a time. The limit exceeds one, so that one slow or dead host causes
+no delay. With a hundred thousand agents, sending a definition and receiving it take half a second each. If all hosts sent the definition,
+their sessions would time out and the hosts would rejoin forever."""
 
 
 QUIET_NS = 1 * SECOND_NS
-"""Silence, in nanoseconds, after which a host counts as busy (two missed heartbeats): its event loop is blocked, but its stream is open."""
+"""Time, in nanoseconds, without a message on an open stream, after which a host counts as busy. Two heartbeats are then missing, and the
+host's event loop is presumably blocked."""
 
 DEFINING_NS = 10 * SECOND_NS
-"""Silence of a host that was asked for the fleet's definition, after which another host is asked."""
+"""Time, in nanoseconds, without a message from a host that was asked for the fleet's definition, after which another host is asked."""
 
 
 class Joining(msgspec.Struct):
-    """Stage: the probe is being written into the store since `since_ns`."""
+    """Stage in which the probe is being written into the store. The stage began at `since_ns`."""
 
     since_ns: int
 
 
 class Probing(msgspec.Struct):
-    """Stage: the host must read the probe; the stage began at `since_ns`."""
+    """Stage in which the host must read the probe. The stage began at `since_ns`."""
 
     path: str
     content: bytes
@@ -49,13 +50,13 @@ class Probing(msgspec.Struct):
 
 
 class Admitting(msgspec.Struct, frozen=True):
-    """Stage: the host has read the probe in the store."""
+    """Stage in which the host has read the probe and waits for its admission."""
 
 
 class Attached(msgspec.Struct):
-    """Stage: the host is attached.
+    """Stage in which the host is attached.
 
-    `heard_ns`: time of the host's last message; `woken_ns`: time of its last message after a quiet period.
+    `heard_ns` is the time of the host's last message; `woken_ns` is the time of its last message that ended a quiet period.
     """
 
     heard_ns: int
@@ -66,10 +67,10 @@ class HostSession(msgspec.Struct):
     """One stream of a host.
 
     Attributes:
-        start: host start, the number of the host's run; 0 before a new run is admitted.
+        start: host start, which is the number of the host's run; 0 until a new run is admitted.
         heartbeat: the host's last heartbeat.
         beaten_ns: time of the last heartbeat.
-        is_asked: the host was asked for the fleet's definition.
+        is_asked: whether the host was asked for the fleet's definition.
     """
 
     id: int
@@ -82,37 +83,37 @@ class HostSession(msgspec.Struct):
 
     @property
     def host(self) -> str:
-        """Return the host of the session."""
+        """Return the name of the session's host."""
         return self.join.host
 
 
 class HostSessions:
-    """All sessions of hosts. Volatile: rebuilt from the hosts' messages."""
+    """All sessions of hosts. The sessions need not be durable, because they are rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._sessions: dict[int, HostSession] = {}
         self._current: dict[str, HostSession] = {}
-        """Host → session of the run that the state knows."""
+        """Host → the session of its run that the replicated state knows."""
         self._roster: Roster | None = None
         self._newly_attached: list[HostSession] = []
         self._seen: dict[str, int] = {}
-        """Host that has had a stream to this leader → its start."""
+        """Host that has had a stream to this leader → the host start of its run."""
         self._led_until_ns = 0
 
     def on_started(self) -> None:
-        """Record the time of the log's last entry, which a previous leader proposed."""
+        """Record the time of the newest log entry, which a previous leader proposed."""
         self._led_until_ns = self._shared.state.image.now_ns
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def session(self, number: int) -> HostSession | None:
-        """Return the session with this number if it is its host's current session."""
+        """Return the session with this number if it is its host's current session, otherwise None."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
     def opened(self, number: int) -> HostSession | None:
-        """Return the session with this number, in any stage."""
+        """Return the session with this number, in any stage, or None if it is closed."""
         return self._sessions.get(number)
 
     def all_sessions_in_any_stage(self) -> list[HostSession]:
@@ -120,11 +121,11 @@ class HostSessions:
         return list(self._sessions.values())
 
     def session_of(self, host: str) -> HostSession | None:
-        """Return the current session of a host, attached or not."""
+        """Return the current session of a host, whether attached or not, or None if there is none."""
         return self._current.get(host)
 
     def attached_session(self, host: str) -> HostSession | None:
-        """Return the session of a host that is attached, and alive in the state."""
+        """Return the session of a host if the host is attached and the replicated state lists this run as alive, otherwise None."""
         session = self._current.get(host)
         if session is None or not isinstance(session.stage, Attached):
             return None
@@ -133,40 +134,41 @@ class HostSessions:
         return session if is_alive else None
 
     def attached(self) -> list[str]:
-        """Return the names of the attached hosts, sorted."""
+        """Return the sorted names of the attached hosts."""
         return [host for host in sorted(self._current) if self.attached_session(host) is not None]
 
     def sessions_of(self, hosts: list[str]) -> tuple[int, ...]:
-        """Return the attached sessions of these hosts."""
+        """Return the numbers of the sessions of those hosts that are attached."""
         sessions = [self.attached_session(host) for host in hosts]
         return tuple([session.id for session in sessions if session is not None])
 
     def all_sessions(self) -> tuple[int, ...]:
-        """Return every attached session."""
+        """Return the numbers of all attached sessions."""
         return tuple([session.id for session in self._current.values() if isinstance(session.stage, Attached)])
 
     def heartbeats(self) -> dict[str, Heartbeat]:
-        """Return the last heartbeat of each host that has a stream."""
+        """Return the last heartbeat of each host that has a current session."""
         return {host: session.heartbeat for host, session in self._current.items()}
 
     def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
-        """Return the latest wall-clock time when any of these host runs (host → start) is known to have worked; 0: until now.
+        """Return the latest wall-clock time at which any of these host runs (host → start) is known to have worked. Return 0 if one of them
+        had a stream to this leader, since it may have worked until now.
 
         Runs that never had a stream to this leader may have ended under the previous leader.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 
     def take_newly_attached(self) -> list[HostSession]:
-        """Return the sessions attached since the last call, which need the current directives."""
+        """Return the sessions attached since the last call, which need the current directives, and clear the list."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
     def quiet_ns(self, session: HostSession) -> int:
-        """Return the time since the session's last message."""
+        """Return the time since the session's last message, or 0 if it is not attached."""
         return self._shared.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
 
     def log_bytes(self) -> int:
-        """Return the largest size of sender logs in memory on any host."""
+        """Return the largest size, over all hosts, of the sender logs that a host keeps in memory."""
         return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
 
     @property
@@ -177,12 +179,12 @@ class HostSessions:
     # ---- opening and closing --------------------------------------------------------------------------------------
 
     def open(self, number: int, join: Join) -> HostSession:
-        """Open a session for the first message of a stream."""
+        """Open a session for the first message on a stream."""
         session = self._sessions[number] = HostSession(number, join, Joining(self._shared.now))
         return session
 
     def make_current(self, session: HostSession, start: int) -> None:
-        """Make `session` the current session of its host, for run `start`; close the older session."""
+        """Make `session`, which belongs to run `start`, the current session of its host. Close the older session."""
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -193,7 +195,7 @@ class HostSessions:
         self._current[session.host] = session
 
     def attach(self, session: HostSession) -> None:
-        """Attach the session: the host takes part from now on."""
+        """Attach the session, so that the host takes part in the fleet from now on."""
         session.stage = Attached(self._shared.now)
         self._seen[session.host] = session.start
         self._welcome(session)
@@ -218,13 +220,13 @@ class HostSessions:
         return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
     def reject_session(self, session: HostSession, reason: str, *, is_final: bool) -> None:
-        """Reject the host, with a reason, and close the session."""
+        """Reject the host with a reason, and close the session."""
         self._shared.note("warning", f"host rejected: {reason}")
         self._shared.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 
     def send_off(self, session: HostSession) -> None:
-        """Send Finish to a run that joins after the fleet's end, and close the session."""
+        """Send Finish to a run that joins after the fleet has ended, and close the session."""
         image = self._shared.state.image
         self._shared.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
@@ -234,7 +236,7 @@ class HostSessions:
         self.on_closed(session.id)
 
     def on_closed(self, number: int) -> None:
-        """Remove the session of an ended stream."""
+        """Remove the session of a stream that has ended."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
@@ -246,7 +248,7 @@ class HostSessions:
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
     def on_activity(self, session: HostSession) -> None:
-        """Record the time of a message of any kind."""
+        """Record the time of a message from the host, of any kind."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
                 session.stage.woken_ns = self._shared.now
@@ -257,7 +259,7 @@ class HostSessions:
         session.heartbeat, session.beaten_ns = message, self._shared.now
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, the time for which this process did not run."""
+        """Move all times by `late_ns`, the time during which this process did not run."""
         now = self._shared.now
         for session in self._sessions.values():
             match session.stage:
@@ -273,7 +275,7 @@ class HostSessions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Close sessions whose run has ended in the state, and send the roster."""
+        """Close sessions whose run has ended in the state, ask further hosts for the definition, and send the roster if it has changed."""
         self._drop_lost_sessions()
         self._ask_others()
         roster = self.roster()
@@ -282,18 +284,18 @@ class HostSessions:
             self._shared.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
-        """Ask further hosts for the definition, because the hosts asked before may be gone."""
+        """Ask further hosts for the fleet's definition, because the hosts asked before may be gone."""
         for session in self._current.values() if self._needs_more_definitions() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._needs_more_definitions():
                 self._welcome(session)
 
     def roster(self) -> Roster:
-        """Return the addresses of the living hosts."""
+        """Return the addresses of all hosts that are alive in the replicated state."""
         hosts = sorted(self._shared.state.image.hosts.items())
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
-        """Close sessions whose run has ended in the state, so that these hosts rejoin."""
+        """Close sessions whose run has ended in the replicated state, so that their hosts rejoin."""
         hosts = self._shared.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)

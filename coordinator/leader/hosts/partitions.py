@@ -1,27 +1,28 @@
-"""Network partitions between hosts that all reach the coordinator: which hosts are evicted and which are kept on standby.
+"""Network partitions between hosts that can all reach the coordinator. This module decides which hosts are evicted, and which are kept on
+standby.
 
-The problem. Two hosts that cannot reach each other keep their heartbeats, so neither is suspected; but markers and messages
-between them wait, and no epoch completes. In every heartbeat a host names the hosts of its plan to which it has no link, since when,
-and whether anything waits for the link. These reports are level-triggered: a late, lost or repeated one is harmless, and a new leader
-knows all cuts half a second after the hosts reconnect. A link that nothing waits for is ignored.
+The problem. If two hosts cannot reach each other, both still send heartbeats, so neither is suspected. But markers and messages between
+them wait, and no epoch completes. In every heartbeat, a host names the hosts of its plan to which it has no link, since when, and whether
+anything waits for the link. Reports about missing links are level-triggered, so a late, lost or duplicate report is harmless. A new leader
+knows all cut links half a second after the hosts reconnect. A link for which nothing waits is ignored.
 
-The decision. When something has waited for a link for CUT_NS since it broke (detecting the break takes as long again), hosts are evicted
-until every such pair has lost one host. Each time the host that is cut from the most other hosts is evicted; on a tie, the host with the
-larger id. No host is evicted twice within the rejoin grace. Pairs that were cut slightly later (COUNTED_NS) count in that comparison,
-since a host that loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere, so the fleet
+The decision. CUT_NS after a link broke on which something waits, hosts are evicted until each such pair has lost one host. (Detecting the
+break takes as long again.) Each time, the host that is cut off from the most other hosts is evicted; in a tie, the host with the larger id.
+No host is evicted twice within the rejoin grace. Pairs that have been cut for at least COUNTED_NS also count in that comparison, since a
+host that loses all its links loses them within about one heartbeat. The agents of an evicted host are placed elsewhere, so the fleet
 continues even if the cut is permanent.
 
-A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. Its links count
-from its next message.
+A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. The time of its
+cuts counts from its next message.
 
 While a plan is being applied, links are still being opened. So the time of a cut counts from the moment when the fleet runs, plus one
 second for every ten thousand agents, whose first turns occupy their hosts.
 
-*Standby hosts* are reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while. An evicted host is
-lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why the host was
-evicted, and the next plan excludes it although it is attached. Afterwards the host stays on standby: agents that lose their host are
-placed on other hosts first. A standby host is used again when its process was restarted, after STANDBY_NS, or when no other host is
-left. Only the times in this module are volatile.
+*Standby hosts* are reachable hosts that blocked the fleet. A host that blocks the fleet is evicted from the plan, and then kept on standby
+for a while. An evicted host counts as lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream.
+Therefore the state records why the host was evicted, and the next plan excludes it although it is attached. While the host is on standby,
+it receives displaced agents only if no other host can take them. A standby host is used again when its process has been restarted, after
+STANDBY_NS, or when no other host is left. Only the times in this module are volatile.
 """
 
 import msgspec
@@ -33,8 +34,8 @@ from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.status import Concern
 
 STANDBY_NS = 60 * SECOND_NS
-"""Shortest time on standby. The cause may last: with a shorter time, agents could move back and forth between evicted hosts, and no epoch
-would complete."""
+"""Shortest time on standby, in nanoseconds. The cause may persist: with a shorter time, agents could move back and forth between evicted
+hosts, and no epoch would complete."""
 
 
 class StandbyHosts:
@@ -45,21 +46,21 @@ class StandbyHosts:
         self._since_ns: dict[str, int] = {}
         """Standby host → time when this leader first saw it on standby."""
         self._evicted_ns: dict[str, int] = {}
-        """Host → time of its last eviction, as far as this leader saw."""
+        """Host → time of its last eviction that this leader has observed."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return the members of `hosts` that a plan may use: all except standby hosts, or all if only standby hosts are left."""
+        """Return those of `hosts` that a plan may use: all except standby hosts, or all of them if only standby hosts are left."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:
-        """Return whether the plan that is needed now excludes `host`, even if it has rejoined."""
+        """Return whether the plan that is needed now excludes `host`, even if `host` has rejoined."""
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
     def may_be_evicted(self, host: str) -> bool:
-        """Return whether `host` has not been evicted within the rejoin grace."""
+        """Return whether `host` has not been evicted within the rejoin grace period."""
         gone_ns = self._evicted_ns.get(host)
         return gone_ns is None or self._shared.now - gone_ns >= self._shared.options.rejoin_grace_ns
 
@@ -70,7 +71,7 @@ class StandbyHosts:
         return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
-        """Return a concern for each host that gets no agents, with the reason."""
+        """Return a concern, with the reason, for each host that receives no agents because it was evicted."""
         concerns = []
         for host, since_ns in self._since_ns.items():
             record = self._shared.state.image.hosts[host]
@@ -81,7 +82,8 @@ class StandbyHosts:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evict(self, reasons: dict[str, str]) -> bool:
-        """Evict hosts (host → reason): propose their loss, and exclude them from the next plan. Return whether the loss was proposed."""
+        """Evict hosts: propose their loss, and exclude them from the next plan. `reasons` maps each host to its reason. Return whether the
+        loss was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
@@ -91,7 +93,7 @@ class StandbyHosts:
         return is_proposed
 
     def evaluate(self) -> None:
-        """React to changes of the replicated state."""
+        """Record hosts that are newly on standby, and drop hosts that no longer are."""
         hosts = self._shared.state.image.hosts
         for forgotten in [host for host in self._since_ns if host not in hosts]:
             del self._since_ns[forgotten]
@@ -103,36 +105,37 @@ class StandbyHosts:
 
 
 CUT_NS = 2 * SECOND_NS
-"""Time until a cut leads to evictions, in nanoseconds: as long as the detection of a broken stream."""
+"""Duration, in nanoseconds, of a cut that leads to evictions, equal to the detection time of a broken stream."""
 
 AGENTS_A_SECOND = 10_000
-"""Number of agents whose first turns together take a second; links are opened after these turns."""
+"""Number of agents whose first turns take one second in total. Links are opened after these turns."""
 
 COUNTED_NS = CUT_NS // 2
-"""Age from which a cut pair counts in the choice of the host to evict."""
+"""Duration, in nanoseconds, from which a cut pair counts when the host to evict is chosen."""
 
 SHOWN_NS = SECOND_NS
-"""Time until a cut is shown, in nanoseconds; in a healthy network a broken link is restored within half that time."""
+"""Duration, in nanoseconds, of a cut from which it is shown. In a healthy network, a broken link is restored within half that time."""
 
 Pair = tuple[str, str]
 
 
 class NetworkCut(msgspec.Struct):
-    """A missing link between two hosts, as one or both of them report."""
+    """A missing link between two hosts, as reported by one or both of them. `is_waited` tells whether anything waits for the link."""
 
     since_ns: int
     is_waited: bool
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The plan under which the fleet runs, and the time since which it runs, as far as this leader knows."""
+    """The plan under which the fleet runs, and the time since which it has been running, as far as this leader knows."""
 
     plan: int
     since_ns: int
 
 
 class Partitions:
-    """Network cuts that hosts have reported, and the evictions because of them. Volatile: hosts repeat their reports."""
+    """The network cuts that hosts have reported, and the evictions that follow from them. This state need not be durable, because hosts
+    repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -141,7 +144,7 @@ class Partitions:
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
-        """Move the start of the run by `late_ns`, the time for which this process did not run."""
+        """Move the fleet's start time by `late_ns`, the time during which this process did not run."""
         if self._running is not None:
             since_ns = min(self._running.since_ns + late_ns, self._shared.now)
             self._running = Running(self._running.plan, since_ns)
@@ -149,7 +152,7 @@ class Partitions:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> dict[Pair, NetworkCut]:
-        """Return all pairs of the plan's hosts that are cut now."""
+        """Return all pairs of hosts in the current plan that currently have no link, with the cut of each pair."""
         plan, running, cuts = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
             return cuts
@@ -178,7 +181,7 @@ class Partitions:
         return self._host_sessions.quiet_ns(session) >= QUIET_NS
 
     def concerns(self) -> list[Concern]:
-        """Return a concern for hosts that do not reach each other."""
+        """Return one concern for each pair of hosts that cannot reach each other."""
         concerns = []
         for pair, cut in self._partitions().items():
             lasts_ns = self._shared.now - cut.since_ns
@@ -190,7 +193,7 @@ class Partitions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Evict hosts if a cut has lasted for CUT_NS."""
+        """Evict hosts if a link on which something waits has been cut for CUT_NS."""
         state = self._shared.state
         if state.phase != RUNNING:
             self._running = None
@@ -204,7 +207,7 @@ class Partitions:
                 self._standby_hosts.evict(reasons)
 
     def _choose(self, partitions: dict[Pair, NetworkCut]) -> dict[str, str]:
-        """Return the hosts to evict, and why."""
+        """Return the hosts to evict, with the reason for each."""
         reasons: dict[str, str] = {}
         open_pairs = [pair for pair, cut in partitions.items() if cut.is_waited]
         while open_pairs:

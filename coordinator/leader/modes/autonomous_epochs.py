@@ -1,30 +1,33 @@
-"""Checkpoint mode of fleets whose agents checkpoint on their own: when an epoch begins, and which states survive a failure.
+"""Checkpoint mode of fleets whose agents checkpoint on their own. The mode decides when an epoch begins, and which states survive a
+failure.
 
-The recovery line exists before the epoch: the line is fixed when BeginEpoch is proposed. So every agent with a checkpoint on the line was
-created before the epoch began, and is a member. An epoch begins by one of these triggers:
+The recovery line exists before the epoch, because it is fixed when BeginEpoch is proposed. So every agent with a checkpoint on the line was
+created before the epoch began, and is a member of it. An epoch begins by one of these triggers:
 
-    hand      a tool requests a snapshot. If the line has not advanced since the base, the base is the answer
-    period    the period is over and the line has advanced
-    log       the sender logs in the store have outgrown half of their limit and the line has advanced
+    hand      a tool requests a snapshot. If the line has not advanced since the base epoch, the base epoch is the answer
+    period    the period has elapsed and the line has advanced
+    log       the sender logs in the store exceed half of their limit and the line has advanced
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
-Effects and final answers wait for an epoch that holds their agent's checkpoint. Idle agents whose policy takes no checkpoint may keep the
-line behind that checkpoint. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
+Effects and final answers wait for an epoch that contains their agent's checkpoint. Idle agents whose policy takes no checkpoint may keep
+the line behind that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen for an epoch of all live states.
 
-*Freezing.* The hosts start no more turns and take checkpoints of their agents' live states, for two reasons:
+*Freezing.* While frozen, the hosts start no more turns and take checkpoints of their agents' live states. The fleet is frozen in three
+cases:
 
-- Before a plan, so that surviving states are in the store and the plan's line has the survivors at their live states
-  (protocols.md, section 6).
-- When the sender logs exceed their limit while one agent holds the line back (the domino effect): an epoch of the line would not help.
-  The cut of all live states becomes an epoch, and the fleet continues. Such a coordinated checkpoint is the only way to bound the logs.
+- Before a plan, so that surviving states are in the store, and the plan's line contains the survivors' live states (protocols.md, section
+  6).
+- When the sender logs exceed their limit while one agent holds the line back (the domino effect), because an epoch of the line would not
+  help. The cut of all live states becomes an epoch, and the fleet continues. Only such a coordinated checkpoint can bound the logs.
+- For an epoch that must contain all work of every agent, or for which hosts have waited too long.
 
-A host that answers has made its checkpoints durable, and has reported them earlier on the same stream. `running` names agents inside a
-long turn: they count as failed, and so do all agents of a host that does not answer in time. The request is idempotent; the plan or
-ThawAgents ends the freeze.
+A host that answers has made its checkpoints durable, and has already reported them on the same stream. In the answer, `running` names
+agents inside a long turn. Agents named there count as failed, and so do all agents of a host that does not answer in time. The request is
+idempotent; a plan or ThawAgents ends the freeze.
 
-A host sends AgentsFrozen once, and request and answer may be lost with the stream or the leader. So every new stream begins with the
-current state: FreezeAgents, or ThawAgents for any freeze of any leader. If a plan is needed, neither message is sent: the plan ends the
-freeze, and agents that stay frozen until then lose nothing.
+A host sends AgentsFrozen only once, and request and answer may be lost with the stream or the leader. So every new stream begins with the
+current state: FreezeAgents, or a ThawAgents that ends a freeze by any leader. If a plan is needed and no freeze is active, neither message
+is sent: the plan ends the freeze, and agents that stay frozen until then lose nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,21 +55,21 @@ from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, 
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, RetireAgent, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
-"""Time for a host to answer a freeze request, in nanoseconds. Agents whose turn takes longer than a second are skipped; the rest of the
-time is for the disk."""
+"""Time limit, in nanoseconds, for a host to answer a freeze request. Agents whose turn takes longer than a second are skipped; the
+remaining time is for the disk."""
 
 ANY_FREEZE = 0
-"""Freeze number in a ThawAgents that ends any freeze. Real freezes are numbered from 1."""
+"""Freeze number in a ThawAgents that ends any freeze. Actual freezes are numbered from 1."""
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """Request to the hosts of a plan to freeze their agents, and the answers.
+    """A request to the hosts of a plan to freeze their agents, and the hosts' answers.
 
     Attributes:
         number: number of the freeze.
         asked_ns: session → time of the request.
-        answers: session → answer. A host that reconnects is asked again, since a leader that does not know yet that it
-            was replaced may have thawed the host.
+        answers: session → answer. A host that reconnects is asked again, since a leader that does not yet know that it was replaced may
+            have thawed it.
     """
 
     plan: int
@@ -76,7 +79,7 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class Freezing:
-    """The current freeze of the fleet. Volatile."""
+    """The current freeze of the fleet. This state is volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -84,14 +87,14 @@ class Freezing:
         self._standby_hosts = standby_hosts
         self._freeze: Freeze | None = None
         self._latest = 0
-        """Number of the latest known freeze."""
+        """Number of the latest freeze that this leader knows of."""
 
     def ask(self) -> bool:
-        """Freeze the hosts of the current plan; return whether each attached host has answered or exceeded FREEZE_NS."""
+        """Freeze the hosts of the current plan. Return whether each attached host has answered or exceeded FREEZE_NS."""
         plan, freeze = self._shared.state.plan, self._freeze
         assert plan is not None, "a freeze without a plan"
         if freeze is None or freeze.plan != plan.number:
-            # Numbers must differ from those of earlier leaders: now_ns advances with each operation, and frozen hosts report their number.
+            # Numbers must differ from those of earlier leaders. now_ns advances with each operation, and frozen hosts report their number.
             self._latest = max(self._latest + 1, self._shared.state.image.now_ns)
             freeze = self._freeze = Freeze(plan.number, self._latest)
             self._shared.send(self._host_sessions.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
@@ -104,7 +107,7 @@ class Freezing:
         return self._shared.now < freeze.asked_ns.setdefault(session.id, self._shared.now) + FREEZE_NS
 
     def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
-        """Handle the answer of a frozen host."""
+        """Handle the answer of a host that has frozen its agents."""
         self._latest = max(self._latest, message.number)
         freeze = self._freeze
         is_asked = freeze is not None and (message.plan, message.number) == (freeze.plan, freeze.number)
@@ -112,7 +115,7 @@ class Freezing:
             freeze.answers[session.id] = message
 
     def has_checkpointed_live_state(self, host: str, agent: str) -> bool:
-        """Return whether the host reported that the newest checkpoint of `agent` holds its live state."""
+        """Return whether the host reported that the newest checkpoint of `agent` contains its live state."""
         session = self._host_sessions.attached_session(host)
         if session is None or self._freeze is None:
             return False
@@ -120,7 +123,7 @@ class Freezing:
         return answer is not None and agent not in answer.running
 
     def thaw(self) -> None:
-        """End the freeze: the agents continue."""
+        """End the freeze, so that the agents continue."""
         freeze, self._freeze = self._freeze, None
         if freeze is not None and freeze.plan == self._shared.state.plan_number:
             self._shared.send(self._host_sessions.all_sessions(), ThawAgents(freeze.plan, freeze.number))
@@ -141,17 +144,18 @@ class Freezing:
 
 
 FREEZE_PAUSE_NS = 10 * SECOND_NS
-"""Shortest time between two freezes for the logs, so that the fleet is not frozen all the time."""
+"""Shortest time, in nanoseconds, between two freezes because of large logs. Without this limit, the fleet could be frozen all the time."""
 
 RECOVERY_FAILURES_MAX = 10
-"""Largest number of failed attempts to store surviving states. Afterwards the fleet recovers from the newest epoch."""
+"""Largest number of failed attempts to store surviving states. After so many failed attempts, the fleet recovers from the newest epoch."""
 
 RECOVERY_EPOCHS_MAX = 3
-"""Largest number of epochs made before one plan: a host that does not freeze may report new checkpoints forever."""
+"""Largest number of epochs made before one plan. A limit is needed because a host that does not freeze may report new checkpoints
+forever."""
 
 
 class Autonomous:
-    """Checkpoint mode of uncoordinated and communication-induced fleets."""
+    """Checkpoint mode of fleets with uncoordinated or communication-induced checkpoints."""
 
     def __init__(
         self,
@@ -171,14 +175,14 @@ class Autonomous:
         self._is_freezing = False
         """True while the fleet is frozen for an epoch."""
         self._freeze_ns = 0
-        """Earliest time of the next freeze for the logs."""
+        """Earliest time of the next freeze because of large logs."""
         self._log_left = 0
-        """Size of the logs that remained after the last complete epoch that was not made for a recovery."""
+        """Size, in bytes, of the logs that remained after the last complete epoch that was not made for a recovery."""
         self._newest: dict[str, int] = {}
-        """Agent → number of its newest checkpoint after the hosts were frozen, including checkpoints of live states."""
+        """Agent → number of its newest checkpoint after the hosts were frozen. Checkpoints of live states are included."""
 
     def evaluate(self) -> None:
-        """React to changes of the plan and of the checkpoints. If a plan is needed, a freeze for an epoch ends."""
+        """Handle changes in the plan and in the checkpoints. If a plan is needed, cancel a freeze for an epoch."""
         self._lines.evaluate()
         self._freezing.evaluate()
         if self._shared.state.phase != RUNNING:
@@ -187,7 +191,7 @@ class Autonomous:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Present | None:
-        """Propose an epoch if there is a trigger. A freeze that has begun is completed even if its epoch fails."""
+        """Propose an epoch if there is a trigger. Once a freeze has begun, it is completed even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
         if demand.is_held:
@@ -199,7 +203,7 @@ class Autonomous:
         return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of an epoch that should begin now, or "" if there is none."""
+        """Return the trigger of an epoch that should begin now, or "" if no epoch should begin."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
@@ -212,7 +216,8 @@ class Autonomous:
         return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
     def _frozen_trigger(self, trigger: str) -> str:
-        """Freeze the hosts. Once they have answered, return `trigger` if the line of live states has advanced; otherwise thaw."""
+        """Freeze the hosts. Once they have answered, return `trigger` if the line of live states has advanced; otherwise thaw the hosts.
+        Return "" in all other cases."""
         self._is_freezing = True
         if not self._freezing.ask():
             return ""
@@ -222,7 +227,7 @@ class Autonomous:
         return ""
 
     def _present(self) -> Present | None:
-        """Return the epoch that already holds the current recovery line."""
+        """Return the epoch that already contains the current recovery line, or None if there is none."""
         ledger = self._lines.ledger
         if ledger is None or ledger.base_epoch == 0 or ledger.has_advanced:
             return None
@@ -255,7 +260,7 @@ class Autonomous:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Materialise the line that was taken when the epoch was proposed."""
+        """Request the storing of the line that was fixed when the epoch was proposed."""
         begun, ledger = self._epochs.take(epoch), self._lines.ledger
         if begun is None or isinstance(begun, Failing) or ledger is None:
             return begun if isinstance(begun, Failing) else None
@@ -268,20 +273,21 @@ class Autonomous:
         """Do nothing, because the recovery line existed before the epoch."""
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """Thaw a fleet that was frozen for the epoch."""
+        """Thaw the fleet if it was frozen for the epoch."""
         if is_complete and entry.trigger != RECOVERY_TRIGGER:
             self._log_left = self._lines.log_bytes
         if self._is_freezing:
             self._thaw()
 
     def directives_for(self, host: str) -> Sequence[FreezeAgents | ThawAgents]:
-        """Return the directive for the current state of the fleet: frozen or thawed."""
+        """Return the directive that freezes or thaws a reconnected host, according to the fleet's current state."""
         return self._freezing.directives_for(host)
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return whether the surviving states are in the newest complete epoch, or cannot be stored."""
+        """Return whether the surviving states are in the newest complete epoch or cannot be stored. Otherwise work towards storing the
+        surviving states."""
         lines, epochs = self._lines, self._epochs
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False
@@ -300,7 +306,7 @@ class Autonomous:
         self._epochs.on_plan_ended()
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the work that a plan undoes. An agent keeps its live state if that is its newest checkpoint and on the line."""
+        """Return the losses of a plan. An agent keeps its live state if its newest checkpoint contains that state and lies on the line."""
         state, ledger = self._shared.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
@@ -315,5 +321,5 @@ class Autonomous:
         return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent for removal, which happens when no recovery line can need it."""
+        """Queue the agent for removal, which happens once no recovery line can need the agent."""
         self._leaving.on_asked(session, message)

@@ -1,14 +1,14 @@
-"""Ledger of a logged fleet's checkpoints in the store, and the recovery line computed from them.
+"""The ledger, which lists the checkpoints of a logged fleet in the store, and the recovery line computed from them.
 
-One ledger serves one plan. The ledger begins with the *base*, the newest complete epoch, and adds later checkpoints that hosts report.
-Base 0 is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the
-line; the ledger keeps the files: which pack holds which checkpoint, and which packs no recovery line can need any more.
+One ledger serves one plan. The ledger begins with the *base*, which is the newest complete epoch, and adds later checkpoints that hosts
+report. Base 0 stands for the initial states, each of which is a checkpoint 0 in a separate pack. `recovery/dependency_history.py` computes
+the line. The ledger tracks the files: which pack contains which checkpoint, and which packs no recovery line can need anymore.
 
-`FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may hold an agent's checkpoint with any number. So the history
-calls that checkpoint number 1, after the implicit 0; `_shift` converts ledger numbers to history numbers.
+`FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may contain an agent's checkpoint with any number. So in the
+history, that checkpoint has number 1, after the implicit checkpoint 0; `_shift` converts ledger numbers to history numbers.
 
-The base is consistent, so the recovery line never falls below the base while a plan lasts. Checkpoints at or below the base are
-forgotten, including files, since plans start from the base or from checkpoints above it.
+The base is consistent, so the recovery line never falls below the base during a plan. Checkpoints at or below the base are forgotten, and
+their files are deleted, since plans start from the base or from checkpoints above it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from snapline.recovery.dependency_history import FleetHistory, Line
 UNBORN = "unborn"
 
 AGENTS_NAMED_MAX = 5
-"""Largest number of agents named in one message."""
+"""Largest number of agents that one message names."""
 
 ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
 
@@ -32,13 +32,13 @@ class Ledger:
 
     Attributes:
         plan, base_epoch: the plan and base epoch of the ledger.
-        base: agent → number of its checkpoint in the base epoch; agents that are unborn there have no entry.
-        newest: agent → number of its newest checkpoint; 0: none.
-        packs: path → pack, for all packs that hold checkpoints.
-        log_bytes: size of the sender logs in the packs.
+        base: agent → number of its checkpoint in the base epoch. Agents that are unborn in the base epoch have no entry.
+        newest: agent → number of its newest checkpoint; 0 if the agent has only its initial checkpoint.
+        packs: path → pack, for all packs that contain checkpoints.
+        log_bytes: total size, in bytes, of the sender logs in the packs.
         problems: descriptions of impossible reports, to be logged.
-        left: agents that have left since the base. They stay in the history; an epoch that began before they left holds
-            them as the base does.
+        left: agents that have left since the base epoch. Departed agents stay in the history; an epoch that began before they left contains
+            them in the same state as the base.
     """
 
     def __init__(
@@ -51,8 +51,12 @@ class Ledger:
     ) -> None:
         """Create a ledger with the checkpoints of the base epoch.
 
-        `initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its
-            first unreadable checkpoint; that checkpoint and later ones are ignored.
+        Args:
+            plan: number of the plan.
+            base_epoch: number of the base epoch; 0 for the initial states.
+            base: the checkpoints of the base epoch.
+            initial: agents that have a checkpoint 0 in a pack if there is no base epoch.
+            damaged: agent → number of its first unreadable checkpoint; that checkpoint and later ones of the agent are ignored.
         """
         self.plan = plan
         self.base_epoch = base_epoch
@@ -69,7 +73,7 @@ class Ledger:
         self._shift: dict[str, int] = {}
         self._paths: dict[str, dict[int, str]] = {}
         self._held: dict[str, dict[str, int]] = {}
-        """Path → agent → highest checkpoint number of that agent in the pack."""
+        """Path → agent → highest number of that agent's checkpoints in the pack."""
         self._pack_log_bytes: dict[str, int] = {}
         self._turns: dict[str, int] = {}
         self._line: dict[str, int] | None = None
@@ -87,7 +91,7 @@ class Ledger:
             self.base[agent] = self.newest[agent] = checkpoint.number
 
     def join(self, agent: str) -> None:
-        """Add a new agent with an implicit checkpoint 0, which needs no file. Idempotent."""
+        """Add a new agent with an implicit checkpoint 0, which needs no file. The method is idempotent."""
         if agent not in self.newest:
             self.history.join(agent)
             self.newest[agent] = 0
@@ -96,7 +100,7 @@ class Ledger:
     # ---- additions ------------------------------------------------------------------------------------------------
 
     def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
-        """Record that these checkpoints are in the store, even if they cannot be added yet."""
+        """Record that these checkpoints are in the store, even if they cannot be added to the history yet."""
         before = dict.fromkeys(self._held)
         for checkpoint in checkpoints:
             path = checkpoint.pack.path
@@ -109,10 +113,13 @@ class Ledger:
                 held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
 
     def add(self, checkpoint: StoredCheckpoint) -> str:
-        """Add a checkpoint that is in the store. Return "added", "known" (or older than the base), "void", or "gap" if its predecessor is
-        missing.
+        """Add a checkpoint that is in the store.
 
-        The checkpoint's tables may be complete, or name only the channels that changed since the agent's previous checkpoint.
+        The checkpoint's tables may be complete, or name only the channels that have changed since the agent's previous checkpoint.
+
+        Returns:
+            "added"; "known" if the ledger has the checkpoint or the base is newer; "gap" if its predecessor is missing; or "void" if it is
+            unusable.
         """
         agent, number = checkpoint.agent, checkpoint.number
         if number >= self._damaged.get(agent, number + 1) or agent in self.left:
@@ -142,19 +149,19 @@ class Ledger:
         return ADDED
 
     def leave(self, agent: str) -> None:
-        """Mark an agent that has stopped as departed. The base has received everything that the agent sent."""
+        """Mark a stopped agent as departed. All messages that the agent sent were received before the base."""
         if agent in self.newest:
             self.left[agent] = None
             for held in self._held.values():
                 held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
-        """Record the position of an agent's live state, `turns` turns after its newest checkpoint."""
+        """Record the position of an agent's live state, which is `turns` turns after its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
 
     def why_not_advanced(self) -> str:
-        """Return why the line has not advanced, for operators: there are no newer checkpoints, or they do not fit into a consistent cut."""
+        """Return, for operators, why the line has not advanced: no newer checkpoints exist, or none of them fits into a consistent cut."""
         newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
         if not newer:
             return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
@@ -169,12 +176,12 @@ class Ledger:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a recovery line can be stored as an epoch, because each agent has a first checkpoint."""
+        """Return whether a recovery line can be stored as an epoch, which requires that each initial agent has its first checkpoint."""
         return not self._missing
 
     @property
     def line(self) -> dict[str, int]:
-        """Return the recovery line if all agents fail: agent → checkpoint number."""
+        """Return the recovery line for the case that all agents fail, as agent → checkpoint number."""
         if self._line is None:
             shift = self._shift
             self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
@@ -192,13 +199,14 @@ class Ledger:
         return number + self._shift.get(agent, 0)
 
     def ledger_number_of(self, agent: str, place: int) -> int:
-        """Return the number of the checkpoint that `FleetHistory` calls `place`."""
+        """Return the ledger's number for the checkpoint that has number `place` in `FleetHistory`."""
         return place - self._shift.get(agent, 0)
 
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """Return the agents with their packs, and the packs by path, that are needed to store `line` as an epoch of `members`."""
+        """Return the agents with the paths of their packs, and the packs by path. The result is needed to store `line` as an epoch of
+        `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}
         for agent, record in members:
@@ -214,11 +222,11 @@ class Ledger:
     # ---- changes --------------------------------------------------------------------------------------------------
 
     def rebase(self, epoch: int, line: Mapping[str, int]) -> None:
-        """Make `line`, which has become an epoch, the new base."""
+        """Make the line that has become an epoch the new base."""
         self.base_epoch = epoch
         for agent, number in line.items():
             if number == 0 and agent not in self._initial and agent not in self.base:
-                continue  # the agent is not created yet on this line
+                continue  # the agent has not been created yet on this line
             self.base[agent] = number
             place = self.history_number_of(agent, number)
             known = self.history.checkpoints_of(agent)
@@ -227,7 +235,7 @@ class Ledger:
             self._paths[agent] = {x: path for x, path in paths.items() if x > number}
 
     def drop_above_base(self) -> None:
-        """Drop the checkpoints after the base, because the round that took them was aborted."""
+        """Drop the checkpoints after the base, because the round in which they were taken was aborted."""
         self.history.roll_back(
             Line({agent: self.history_number_of(agent, self.base.get(agent, 0)) for agent in self.newest})
         )
@@ -238,7 +246,7 @@ class Ledger:
         self._line = None
 
     def take_obsolete(self) -> tuple[str, ...]:
-        """Forget and return the packs that hold no checkpoint after the base."""
+        """Forget and return the packs that contain no checkpoint after the base."""
         if not self.base_epoch:
             return ()
         base = self.base
@@ -256,7 +264,7 @@ class Ledger:
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
-        """Return the lowest checkpoint after the base in a pack, for `agent`, or for each agent if `agent` is empty."""
+        """Map `agent`, or each agent in the pack if `agent` is empty, to the number of its lowest checkpoint after the base in the pack."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
             numbers = [number for number, pack_path in self._paths.get(name, {}).items() if pack_path == path]

@@ -1,18 +1,19 @@
-"""Checkpoint modes: how epochs are made. The fleet's protocol chooses the mode.
+"""Checkpoint modes, which determine how epochs are made. The fleet's protocol chooses the mode.
 
 coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
-koo_toueg_epochs.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
+koo_toueg_epochs.py     koo-toueg: a round asks agents for checkpoints, and its recovery line becomes the epoch
 autonomous_epochs.py    all other protocols: agents checkpoint on their own, and the recovery line becomes the epoch
 
-This module has the interface of modes, the choice of the mode, and the parts that the modes of logged fleets (the last two) share.
+This module contains the interface of the modes, the choice of the mode, and the parts that the last two modes share. Fleets in these two
+modes are called logged fleets, because their agents keep sender logs.
 
-*Epochs made of recovery lines.* Hosts make no epochs in logged fleets. A recovery line is computed, or made by a round, and
-materialised (`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did
-not begin is aborted: its line or round was lost with the leader that began it.
+*Epochs made from recovery lines.* Hosts make no epochs in logged fleets. A recovery line is computed, or made by a round, and then
+materialised (`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did not
+begin is aborted, because its line or round was lost with the leader that began it.
 
-*Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch holds its last
-checkpoint and has received everything the agent ever sent (`Lines.finished`). Its host repeats the request on every new stream, so the
-queue is volatile.
+*Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch contains its last
+checkpoint and all messages that the agent has ever sent were received (`Lines.finished`). The agent's host repeats the request on every new
+stream, so the queue need not be durable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,14 +33,14 @@ from snapline.messages.host_messages import AgentRetired, Directive, RetireAgent
 
 
 class EpochDemand(msgspec.Struct, frozen=True):
-    """Reasons for or against beginning an epoch now.
+    """Reasons for and against beginning an epoch now.
 
     Attributes:
-        is_asked: a tool requests a snapshot.
-        is_due: the period has elapsed, or an early epoch may begin.
-        is_held: a recovery plan is needed, so no other epoch should begin.
-        is_of_all: the epoch must hold all work of every agent, even if agents checkpoint on their own; implies `is_due`.
-        is_overdue: hosts have waited for an epoch so long that idle agents may hold the line back.
+        is_asked: whether a tool requests a snapshot.
+        is_due: whether the period has elapsed, or an early epoch may begin.
+        is_held: whether a recovery plan is needed, so that no other epoch should begin.
+        is_of_all: whether the epoch must contain all work of every agent, even if agents checkpoint on their own; implies `is_due`.
+        is_overdue: whether hosts have waited so long for an epoch that idle agents may be holding back the recovery line.
     """
 
     is_asked: bool
@@ -50,72 +51,75 @@ class EpochDemand(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Result of `try_begin`: BeginEpoch is proposed."""
+    """Result of `try_begin` if BeginEpoch was proposed."""
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Result of `try_begin`: another epoch comes first. Requests wait, and a periodic trigger is skipped."""
+    """Result of `try_begin` if another epoch must end first. Requests wait, and a periodic trigger is skipped."""
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """Result of `try_begin`: no epoch can begin now, so requests are refused."""
+    """Result of `try_begin` if no epoch can begin now. Requests are refused with `reason`."""
 
     reason: str
 
 
 class Present(msgspec.Struct, frozen=True):
-    """Result of `try_begin`: an existing epoch is the snapshot; `reason`: why there is no newer epoch."""
+    """Result of `try_begin` if an existing epoch serves as the snapshot. `reason` says why there is no newer epoch."""
 
     epoch: int
     reason: str
 
 
 class LossReport(msgspec.Struct, frozen=True):
-    """Losses of a plan: numbers of agents that lose their live state, and of durable checkpoints past the plan's line."""
+    """The losses of a plan: the number of agents that lose their live state, and the number of durable checkpoints past the plan's line."""
 
     rolled_back: int
     checkpoints: int = 0
 
 
 class Mode(Protocol):
-    """A checkpoint mode: makes epochs, and decides which states survive a recovery plan."""
+    """A checkpoint mode, which makes epochs and decides which states survive a recovery plan."""
 
     def evaluate(self) -> None:
-        """React to changes of the replicated state. Called before any other part that uses checkpoints."""
+        """Handle changes in the replicated state. The method is called before any other part that uses checkpoints is evaluated."""
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | Present | None:
-        """Propose an epoch if there is a reason and nothing prevents it. Return None if there is no reason."""
+        """Propose an epoch if there is a reason and nothing prevents it. Return None if no epoch is proposed and no request needs an
+        answer."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """Handle the result of BeginEpoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Start an epoch that has begun in the log; return its first stage, or None if it cannot start yet."""
+        """Start an epoch that has begun in the log. Return its first stage, or None if it cannot start yet."""
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Advance an epoch that is Collecting or Asking if all answers have arrived."""
+        """Advance an epoch in the stage Collecting or Asking if all answers have arrived."""
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """Finish an epoch that the log has decided."""
+        """Clean up after an epoch whose outcome is in the log."""
 
     def directives_for(self, host: str) -> Sequence[Directive]:
-        """Return the directives of running epochs for a host that has just reconnected."""
+        """Return the directives of open epochs for a host that has just reconnected."""
 
     def is_line_made(self) -> bool:
-        """Return whether the needed plan can start from the newest complete epoch. Called until the result is True."""
+        """Return whether the needed plan can start from the newest complete epoch. The method is called until it returns True."""
 
     def on_plan_ended(self) -> None:
         """Reset the mode's state after CommitPlan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses of a plan that starts from epoch `line`; `applied`: host → (plan, host start) that the host has applied."""
+        """Return the losses of a plan that starts from epoch `line`. `applied` maps each host to the (plan, host start) that it has
+        applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
-        """Return the removal to propose for a stopped agent. None: the agent leaves later, and its host receives the answer then."""
+        """Return the removal to propose for a stopped agent. Return None if the agent leaves later; its host receives the answer when the
+        agent leaves."""
 
 
 class ModeChoice:
-    """Choice of the mode, which is final once the state knows the protocol. Earlier no call depends on the mode."""
+    """Choice of the mode, which is final once the state knows the protocol. Before that, no call depends on the mode."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state
@@ -138,13 +142,14 @@ class ModeChoice:
 
 
 LINE_RETRY_NS = 1 * SECOND_NS
-"""Nanoseconds until an epoch for the logs or a recovery is retried after the store failed; a full disk is not cleared faster."""
+"""Time, in nanoseconds, before an epoch for the logs or a recovery is retried after the store failed. A full disk is rarely cleared
+faster."""
 
 LOG_TRIGGER = "log"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Start of an epoch: the plan, the line at that time and, in koo-toueg, the initiators of the round."""
+    """The start of an epoch: the plan and the recovery line at that time and, for koo-toueg, the initiators of the round."""
 
     plan: int
     line: dict[str, int]
@@ -152,10 +157,10 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class LineEpochs:
-    """Epochs of a logged fleet, of which one runs at a time.
+    """The epochs of a logged fleet, of which only one is open at a time.
 
     Attributes:
-        recovery_failures: number of recovery epochs that could not be stored since the last plan.
+        recovery_failures: number of recovery epochs since the last plan that could not be stored.
     """
 
     def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: RecoveryLines) -> None:
@@ -163,25 +168,25 @@ class LineEpochs:
         self._open_epochs = open_epochs
         self._lines = lines
         self._proposed: Begin | None = None
-        """Start that belongs to the pending BeginEpoch."""
+        """The start that belongs to the pending BeginEpoch."""
         self._begun: dict[int, Begin] = {}
         self._retry_ns = 0
         self.recovery_failures = 0
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an epoch is open or its BeginEpoch is pending."""
+        """Return whether an epoch is open or a BeginEpoch is pending."""
         return bool(self._shared.state.open_epochs()) or self._shared.is_pending("begin")
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def may_begin(self, trigger: str) -> bool:
-        """Return whether the ledger is loaded, and the retry delay after a failure is over."""
+        """Return whether the ledger is loaded and, for an epoch for the logs or a recovery, the retry delay after a failure has passed."""
         is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
         return self._lines.ledger is not None and not (is_urgent and self._shared.now < self._retry_ns)
 
     def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
-        """Propose BeginEpoch; return whether it was proposed."""
+        """Propose BeginEpoch. Return whether it was proposed."""
         state, ledger = self._shared.state, self._lines.ledger
         if ledger is None or not self.may_begin(trigger):
             return False
@@ -197,9 +202,9 @@ class LineEpochs:
             self._begun[result.number] = proposed
 
     def take(self, epoch: int) -> Begin | Failing | None:
-        """Remove and return the start of an open epoch.
+        """Remove and return the start of an open epoch, or return the stage Failing if this leader cannot make the epoch.
 
-        None: BeginEpoch is pending, and its result shows whether this leader began the epoch.
+        Return None while BeginEpoch is pending, because only its result shows whether this leader began the epoch.
         """
         if self._shared.is_pending("begin"):
             return None
@@ -213,7 +218,7 @@ class LineEpochs:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Decide the epoch of a stored line, or fail it. Damage is handled even if the epoch is already failing."""
+        """Decide the epoch whose line has been stored, or fail it. Damage is handled even if the epoch is already failing."""
         entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return
@@ -254,7 +259,7 @@ class PendingRemovals:
         self._waiting[message.agent] = (session, message)
 
     def evaluate(self) -> None:
-        """Propose the removal of finished agents, and notify the hosts of removed agents."""
+        """Propose the removal of finished agents, and notify the hosts of agents that were removed."""
         state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:

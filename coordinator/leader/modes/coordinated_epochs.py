@@ -1,14 +1,16 @@
-"""Coordinated epochs (chandy-lamport): all hosts receive BeginEpoch, each host reports its part, and a manifest combines the parts.
+"""Coordinated epochs (chandy-lamport), in which all hosts receive BeginEpoch, each host reports its part, and a manifest combines the
+parts.
 
-Several epochs may be open at once. A recovery plan starts from the newest complete epoch; no agent keeps a live state.
+Several epochs may be open at once. A recovery plan starts from the newest complete epoch, and no agent keeps a live state.
 
-*Check of the reports.* All members must be present and all channels covered: rule 6 of `docs/protocols.md`, 2.2, on the columns of several
-hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and complete (G4).
+*Check of the reports.* Reports must exist for all members and cover all channels. The check applies rule 6 of `docs/protocols.md`, 2.2, to
+the columns of several hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and
+complete (G4).
 
-Reports may be relative to an earlier epoch: they leave out channels that have not changed since. All channels of that epoch must be
-between its members, and the members must be the same now. Both ends of each channel reported the same number there. So channels that
-both ends leave out are covered, and a channel that changed at one end only is not. If relative reports do not prove coverage, full
-reports are requested and checked in the ordinary way.
+Reports may be relative to an earlier epoch, in which case they omit channels that have not changed since that epoch. All channels of that
+epoch must be between its members, and the members must be the same as now. In that epoch, both ends of each channel reported the same
+number. So a channel that both ends omit is covered, and a channel that has changed at one end only is not. If relative reports do not prove
+coverage, full reports are requested and fully checked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,12 +48,12 @@ class Coordinated:
         self._reported_channels: ReportedChannels | None = None
 
     def evaluate(self) -> None:
-        """Do nothing, since this mode has no work between epochs."""
+        """Do nothing, because this mode has no work between epochs."""
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | None:
-        """Propose one epoch at a time, unless EPOCHS_OPEN_MAX epochs are open."""
+        """Propose an epoch if one is due or requested, unless a BeginEpoch is pending or EPOCHS_OPEN_MAX epochs are open."""
         shared, state = self._shared, self._shared.state
         if not demand.is_due and not demand.is_asked:
             return None
@@ -63,7 +65,7 @@ class Coordinated:
         return Begun() if shared.propose("begin", begin) else None
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Do nothing: the state shows the new epoch."""
+        """Do nothing, because the replicated state shows the new epoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Send BeginEpoch to the hosts."""
@@ -81,7 +83,7 @@ class Coordinated:
         return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), reported_epoch)
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
-        """Return BeginEpoch for each open epoch of the host."""
+        """Return BeginEpoch for each open epoch in which the host takes part."""
         entries = [self._open_epochs.get(epoch) for epoch in self._shared.state.open_epochs()]
         host_entries = [entry for entry in entries if entry is not None and host in entry.hosts]
         return [self._begin(entry.epoch, entry.hosts, _reported_channels_in(entry.stage)) for entry in host_entries]
@@ -89,7 +91,7 @@ class Coordinated:
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Check the epoch once every host has reported. Repeated reports count, too."""
+        """Check the epoch once every host has reported and no host still owes a full report."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._check_reports(entry, stage)
@@ -113,19 +115,19 @@ class Coordinated:
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
-        """Request full reports from the hosts whose reports omitted unchanged channels."""
+        """Request full reports from the hosts that sent relative reports."""
         stage.reported = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
         self._shared.send(self._host_sessions.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
-        """Return the epochs whose chunks a new epoch may reuse."""
+        """Return the epochs whose chunks a new epoch may reuse, with their roots."""
         state = self._shared.state
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """Decide the epoch once its manifest is durable, or fail it.
+        """Decide the epoch if its manifest is durable, or fail it.
 
         A damaged base is condemned, because otherwise every later epoch would fail too.
         """
@@ -145,7 +147,7 @@ class Coordinated:
         self._open_epochs.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """Do nothing, since this mode keeps no state about an epoch."""
+        """Do nothing, because this mode keeps no state about an epoch."""
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
@@ -154,14 +156,14 @@ class Coordinated:
         return True
 
     def on_plan_ended(self) -> None:
-        """Do nothing: no epoch was made for the plan."""
+        """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the work that a plan undoes: all living agents return to the line."""
+        """Return the losses of a plan, by which all living agents return to the line."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
-        """Return the operation that removes the agent at once; open epochs still include it."""
+        """Return an operation that removes the agent at once. Epochs that are open still include the agent."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
 
 
@@ -170,18 +172,18 @@ def _reported_channels_in(stage: Stage) -> ReportedChannels | None:
 
 
 SHOWN_MAX = 5
-"""Largest number of channels or agents named in a reason; the rest are counted."""
+"""Largest number of channels or agents that a reason names. Further channels or agents are only counted."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Result of checking an epoch.
+    """The result of checking an epoch.
 
     Attributes:
-        manifest: the manifest to store; None: there is none.
-        problem: why the epoch must be aborted, if it must.
-        is_alarm: the protocol was violated in a way that no crash or timeout explains.
-        is_open: full reports are needed instead of relative ones.
-        reported: channels that later reports may be relative to.
+        manifest: the manifest to store; None if the epoch cannot be stored.
+        problem: why the epoch must be aborted; "" if it need not be.
+        is_alarm: whether the protocol was violated in a way that no crash or timeout explains.
+        is_open: whether full reports are needed, because the relative reports prove too little.
+        reported: the channels to which later reports may be relative; None if there are none.
     """
 
     manifest: WriteManifest | None = None
@@ -198,7 +200,8 @@ def judge(
     reports: Mapping[str, EpochReport],
     earlier: ReportedChannels | None = None,
 ) -> Verdict:
-    """Check an epoch on which every host has reported; `reports` by host, in full or relative to `earlier`."""
+    """Check an epoch on which every host has reported. `reports` maps hosts to their reports, each of which is full or relative to
+    `earlier`."""
     packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
     members = dict.fromkeys(state.members_of(epoch))
@@ -213,7 +216,7 @@ def judge(
             return Verdict(problem=problem, is_alarm=True)
     absent = [agent for agent in members if agent not in lines]
     if absent:
-        # A crash cannot cause this: a host sends no markers until the creation of its agents is committed.
+        # A crash cannot cause this, because a host sends no markers until the creation of its agents is committed.
         return Verdict(problem=f"no report on {_summarise_names(absent)}", is_alarm=True)
     reported = (
         _find_reported_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
@@ -241,7 +244,7 @@ def _find_reported_channels(
     lines: Mapping[str, ManifestAgent],
     earlier: ReportedChannels | None,
 ) -> ReportedChannels | None:
-    """Return the channels if each is covered exactly and both its ends are members; None: the full check is needed."""
+    """Return the channels if each is covered exactly and both its ends are members. Return None if the full check is needed."""
     against = {report.since for report in reports.values()}
     if against == {0}:
         earlier = None
@@ -257,10 +260,11 @@ def _find_reported_channels(
 def _covered_channels(
     reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
 ) -> Channels | None:
-    """Return `known` with its changes if each channel is covered exactly and both its ends have reported; None: the full check is needed.
+    """Return `known` updated with all changes if each channel is covered exactly and both its ends have reported. Return None if the full
+    check is needed.
 
-    This is the usual case, up to ten times a second with some thousand channels. So the loops run in C: they fill and compare two
-    dictionaries of (sender, receiver) → number.
+    Exact coverage is the usual case, up to ten times a second with several thousand channels. So the loops run in C: they fill and compare
+    two dictionaries of (sender, receiver) → number.
     """
     sent: dict[tuple[str, str], int] = {}
     received: dict[tuple[str, str], int] = {}
@@ -291,7 +295,7 @@ def _check_coverage(
     lines: Mapping[str, ManifestAgent],
     columns: Mapping[str, AgentReport],
 ) -> Verdict | None:
-    """Return a verdict if channels are uncovered, or None if all channels are covered."""
+    """Return a failing verdict if some channel is not covered, otherwise None."""
     names = {name: None for report in reports.values() for name in report.names}
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]
@@ -353,7 +357,7 @@ def _take_agents(
         name = report.names[index]
         record = agents.get(name)
         if state.has_left_before(name, epoch):
-            continue  # The agent has taken its last turn, but its host does not know yet that the removal is committed.
+            continue  # The agent has taken its last turn, but its host does not know yet that its removal is committed.
         if record is None or (name not in members and record.born_epoch < epoch):
             return f"host {host} reports agent {name}, which is not in epoch {epoch}"
         if name in lines or record.host != host:
@@ -388,9 +392,9 @@ def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
 def _drop_unreferenced_unborn(
     members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
 ) -> dict[str, ManifestAgent]:
-    """Return the members, and the unborn agents that have a sender inside the cut.
+    """Return the members, and those unborn agents to which a message was sent inside the cut.
 
-    Other unborn agents were created by turns outside the cut. After a recovery these turns run again and create them again.
+    Other unborn agents were created by turns outside the cut. After a recovery, these turns run again and create the agents again.
     """
     unborn = {name for name in lines if name not in members}
     if not unborn:
@@ -428,7 +432,8 @@ def _manifest(
 def _numbers(
     columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
 ) -> dict[str, int]:
-    """Return agent → number, from the names and two columns of each host."""
+    """Return agent → number for the agents in `lines`. For each host, `columns` contains its names, a column of name indices and a column
+    of numbers."""
     numbered = [
         (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]

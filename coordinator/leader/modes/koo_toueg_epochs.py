@@ -60,14 +60,14 @@ class CheckpointRounds:
         """Participant → number of its tentative checkpoint."""
         self._is_added = False
         self._taken: dict[str, int] = {}
-        """Agent → latest round that it took part in, as far as this leader knows."""
+        """Agent → latest round in which it took part, as far as this leader knows."""
         self.problem = ""
-        """Reason why the round cannot be committed."""
+        """Reason why the round cannot be committed; "" if there is none."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def initiators(self, *, is_all_agents: bool) -> tuple[str, ...]:
-        """Return the initiators of the next round, or nothing if no agent can be asked."""
+        """Return the initiators of the next round, or an empty tuple if no agent can be asked."""
         ledger = self._lines.ledger
         if ledger is None:
             return ()
@@ -80,7 +80,7 @@ class CheckpointRounds:
         return tuple([agent for agent, _ in living if is_all_agents or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
-        """Return the open questions to a host that has just reconnected."""
+        """Return the round's unanswered requests to a host that has just reconnected."""
         if self._round is None:
             return []
         agents = self._shared.state.image.agents
@@ -88,7 +88,7 @@ class CheckpointRounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable; otherwise None."""
+        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable, otherwise None."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -112,7 +112,7 @@ class CheckpointRounds:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
-        """Handle the answers of a host's agents."""
+        """Handle the answers of a host's agents to checkpoint requests."""
         current_round = self._round
         if (
             current_round is None
@@ -155,13 +155,13 @@ class CheckpointRounds:
     # ---- life of a round ------------------------------------------------------------------------------------------
 
     def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
-        """Start the round of the epoch `epoch`, which has begun in the log."""
+        """Start the round of `epoch`, which has begun in the log."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
         self._carry_out(self._round.handle(self._shared.now, RoundStarted()))
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
-        """End the round with its epoch. Checkpoints of an aborted round are deleted from the store."""
+        """End the round together with its epoch. Delete the checkpoints of an aborted round from the store."""
         ended_round, ledger = self._round, self._lines.ledger
         if ended_round is None or ended_round.round != epoch:
             return
@@ -205,12 +205,12 @@ class CheckpointRounds:
 
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Size of sender logs in one host's memory at which a round begins: a quarter of the size at which the host pauses its agents
+"""Size, in bytes, of sender logs in one host's memory at which a round begins: a quarter of the size at which the host pauses its agents
 (`agent_runtime/host/logged_agent.py`)."""
 
 
 class KooToueg:
-    """Checkpoint mode of koo-toueg fleets, whose agents are asked in rounds."""
+    """Checkpoint mode of koo-toueg fleets, whose agents are asked for checkpoints in rounds."""
 
     def __init__(
         self,
@@ -235,16 +235,16 @@ class KooToueg:
         self._store = store
 
     def evaluate(self) -> None:
-        """React to changes of the plan and of the checkpoints."""
+        """Handle changes in the plan and in the checkpoints."""
         self._lines.evaluate()
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
-        """Propose a round.
+        """Propose a round if there is a trigger.
 
-        In a manual round, or one for the logs, all agents are initiators. In a periodic round the agent with the oldest
-        checkpoint is.
+        In a manual round, or one for large logs, all agents are initiators. In a periodic round, the agent with the oldest checkpoint is
+        the initiator.
         """
         if self._epochs.is_busy or self._publisher.unpublished:
             return Later()
@@ -258,7 +258,7 @@ class KooToueg:
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of a round that should begin now, or "" if there is none."""
+        """Return the trigger of a round that should begin now, or "" if no round should begin."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
         if demand.is_asked or demand.is_due:
@@ -270,7 +270,7 @@ class KooToueg:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Ask the initiators."""
+        """Start the epoch's round, which asks its initiators for checkpoints."""
         begun = self._epochs.take(epoch)
         if begun is None or isinstance(begun, Failing):
             return begun
@@ -280,9 +280,9 @@ class KooToueg:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Store the round's line once it is complete.
+        """Request the storing of the round's line once the line is complete.
 
-        Fail the round if a host cannot use the store, because its agents would stay blocked.
+        If a host cannot use the store, fail the round, because its agents would otherwise stay blocked.
         """
         if reason := self._store.host_problem(entry.hosts):
             self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
@@ -296,26 +296,26 @@ class KooToueg:
             entry.stage = StoringLine()
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """End the round of an epoch that the log has decided."""
+        """End the round of an epoch whose outcome is in the log."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
-        """Return the round's open questions to this host."""
+        """Return the round's unanswered requests to this host."""
         return self._rounds.directives_for(host)
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return True, because the recovery line is always the newest complete epoch, without tentative checkpoints."""
+        """Return True, because the recovery line is always the newest complete epoch and excludes tentative checkpoints."""
         return True
 
     def on_plan_ended(self) -> None:
         """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the work that a plan undoes: all living agents return to the line."""
+        """Return the losses of a plan, by which all living agents return to the line."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent for removal, which happens when no recovery line can need it."""
+        """Queue the agent for removal, which happens once no recovery line can need the agent."""
         self._leaving.on_asked(session, message)

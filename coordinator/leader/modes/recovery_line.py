@@ -46,7 +46,7 @@ from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored,
 
 
 def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
-    """Return the checkpoint without the numbers of agents that have left: messages received from them would look like orphans."""
+    """Return the checkpoint without the numbers of agents that have left, because messages received from them would look like orphans."""
     if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
         return checkpoint
     sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
@@ -55,7 +55,7 @@ def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[st
 
 
 def shape_problem(message: CheckpointsStored) -> str:
-    """Return the error in the lengths or indices of the message's columns, or "" if there is none."""
+    """Describe an error in the lengths or indices of the message's columns. Return "" if there is none."""
     names, agents = len(message.names), len(message.agents)
     if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
         return "the columns of its agents differ in length"
@@ -71,7 +71,7 @@ def shape_problem(message: CheckpointsStored) -> str:
 
 
 def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """Yield the report's checkpoints, with the channels that have changed. The first checkpoint carries the size of all logs."""
+    """Yield the report's checkpoints, each with the channels that have changed. The first checkpoint carries the size of all logs."""
     names = message.names
     sent: list[dict[str, int]] = [{} for _ in message.agents]
     received: list[dict[str, int]] = [{} for _ in message.agents]
@@ -96,14 +96,15 @@ def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
 
 SCAN_RETRY_NS = 1 * SECOND_NS
 SCAN_TRIES_MAX = 60
-"""Largest number of scans of an unreadable (unreachable, not damaged) store: about a minute."""
+"""Largest number of attempts to scan a store that is unreachable but not damaged, which take about a minute."""
 
 GAP_NS = 2 * SECOND_NS
-"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor; afterwards the predecessor is in the store or lost."""
+"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor. A predecessor that has not been reported by then is in the store or
+lost."""
 
 LEFT_MAX = 1024
-"""Number of departed agents that the ledger may keep in any case; a larger ledger may keep half as many as it has agents. Beyond that it
-is rebuilt, which costs a scan, as the start of a leader does."""
+"""Number of departed agents that the ledger may always keep; a large ledger may keep half as many departed agents as it has agents in
+total. Beyond that, the ledger is rebuilt by a scan, as at the start of a leader."""
 
 WAITING_MAX = 65_536
 """Largest number of reports that wait for a scan. Further reports are not acknowledged, so hosts repeat them on their next stream."""
@@ -112,7 +113,7 @@ TENTATIVE = "tentative"
 
 
 class WaitingReport(msgspec.Struct, frozen=True):
-    """A report that is not in the ledger yet, and its host."""
+    """A host's report that is not in the ledger yet."""
 
     host: str
     start: int
@@ -121,7 +122,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. `is_late`: the result may be outdated, so another scan follows."""
+    """A running scan of the store. If `is_late`, the scan's result may be outdated, so another scan follows."""
 
     plan: int
     base_epoch: int
@@ -154,15 +155,17 @@ class RecoveryLines:
         self._is_swept = False
         self._waiting: list[WaitingReport] = []
         self._gap_ns: int | None = None
-        """Time since which a checkpoint's predecessor is missing, in nanoseconds; None: none is missing."""
+        """Time since which a checkpoint's predecessor has been missing; None if none is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard_hosts: dict[str, int] | None = None
-        """Host that was alive before this leader started and has not contacted it → the host's run; None before the first evaluation."""
+        """Host that was alive before this leader started and has not attached to it since → the host's run. None before the first
+        evaluation."""
         self._materialising: dict[int, dict[str, int]] = {}
-        """Epoch → recovery line that the epoch will hold; removed when the epoch is the base or aborted."""
+        """Epoch → the recovery line that the epoch will contain. The entry is removed when the epoch becomes the base or a newer one
+        does."""
         self._finishing: dict[int, tuple[str, ...]] = {}
-        """Epoch → value of `finished` once the epoch is published."""
+        """Epoch → the value of `finished` from the time when the epoch is published."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
@@ -184,28 +187,28 @@ class RecoveryLines:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all reports are in the ledger, or the base is lost."""
+        """Return whether all reports that have arrived are in the ledger, or the base is lost."""
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard_hosts)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether an agent's newest checkpoint is newer than the recovery line because other agents hold the line back."""
+        """Return whether some agent's newest checkpoint is newer than the recovery line, because other agents hold the line back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
     @property
     def log_bytes(self) -> int:
-        """Return the size of the sender logs in the store after the base, in bytes."""
+        """Return the total size, in bytes, of the sender logs in the store after the base."""
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Return the number of each agent's newest checkpoint."""
+        """Return a mapping from each agent to the number of its newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
-        """Handle a host's report of durable checkpoints, which may be repeated."""
+        """Handle a host's report of durable checkpoints; the host may repeat the report."""
         if message.host_start != session.start or not self._plan:
             return  # no plan, or a fleet whose hosts make the epochs: there is no ledger
         problem = shape_problem(message)
@@ -268,7 +271,7 @@ class RecoveryLines:
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
-        """Request that `line` be stored as the open epoch `epoch`; `members` are the epoch's agents, including unborn agents."""
+        """Request that `line` be stored as the open epoch `epoch`. `members` are the epoch's agents, including unborn agents."""
         state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
@@ -290,16 +293,16 @@ class RecoveryLines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Remember the finished agents of a stored line until its epoch is published."""
+        """Store the finished agents of a materialised line until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """Set `finished` from a published epoch, whose tentative checkpoints are now permanent on all hosts."""
+        """Set `finished` when the base epoch is published, since its tentative checkpoints are now permanent on all hosts."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
-        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it holds many departed agents."""
+        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it contains many departed agents."""
         self.finished.pop(agent, None)
         if self.ledger is not None:
             self.ledger.leave(agent)
@@ -324,7 +327,7 @@ class RecoveryLines:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """React to a new plan or base, and add the waiting reports to the ledger."""
+        """Handle a new plan or base, and add the waiting reports to the ledger."""
         state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
@@ -344,11 +347,10 @@ class RecoveryLines:
             self._take_waiting(self.ledger)
 
     def _rescan_after_other_leader(self) -> None:
-        """Scan again once a host that another leader has served attaches here, or is lost.
+        """Scan the store again when a host that another leader has served attaches to this leader, or is lost.
 
-        A leader that does not know yet that it was replaced still acknowledges reports, and hosts repeat only
-        unacknowledged reports. The acknowledged checkpoints are in the store, but may have been missing in this
-        leader's first scan.
+        A leader that does not yet know that it was replaced still acknowledges reports, and hosts repeat only unacknowledged reports. The
+        acknowledged checkpoints are in the store, but this leader's first scan may have missed them.
         """
         hosts = self._shared.state.image.hosts
         if self._unheard_hosts is None:
@@ -371,7 +373,8 @@ class RecoveryLines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the base of this plan's checkpoints: its last complete epoch, or else its recovery line. None: the base is damaged."""
+        """Return the base of this plan's checkpoints: the plan's last complete epoch or, if it has none, its recovery line. If the base is
+        damaged, return None instead."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -392,7 +395,7 @@ class RecoveryLines:
         self._delete_obsolete(self.ledger)
 
     def on_round_ended(self, epoch: int) -> None:
-        """Forget the tentative checkpoints of this round and older ones."""
+        """Forget the tentative checkpoints of this round and of earlier rounds."""
         self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -401,7 +404,7 @@ class RecoveryLines:
             self._shared.out.append(DeleteCheckpoints(paths))
 
     def delete(self, paths: tuple[str, ...]) -> None:
-        """Delete packs of an aborted round."""
+        """Delete the packs of an aborted round from the store."""
         if paths:
             if self.ledger is not None:
                 self.ledger.release(paths)
@@ -453,7 +456,7 @@ class RecoveryLines:
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
-        """Discard the checkpoints that depend on a missing predecessor that a scan did not find."""
+        """Mark checkpoints as unusable if they depend on a missing predecessor that a scan did not find."""
         newest = self.newest()
         for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
             agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1
@@ -469,17 +472,18 @@ class RecoveryLines:
 
 
 WAIT_NS = 1 * SECOND_NS
-"""Time for hosts to report their agents' positions."""
+"""Time, in nanoseconds, for hosts to report their agents' positions."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Longest wait of a query while the store is being read; after it the query is refused and can be repeated."""
+"""Longest time, in nanoseconds, that a query waits while the store is being scanned. A query that has waited longer is refused, and the
+tool can repeat it."""
 
 QUERIES_MAX = 64
-"""Largest number of open queries; beyond it the oldest is refused."""
+"""Largest number of open queries. If there are more, the oldest is refused."""
 
 
 class LineQuery(msgspec.Struct):
-    """An open query; `waiting` are the hosts that have not reported their agents' positions."""
+    """An open query. `waiting` contains the hosts that have not reported their agents' positions yet."""
 
     failures: tuple[tuple[str, ...], ...]
     asked_ns: int
@@ -487,7 +491,7 @@ class LineQuery(msgspec.Struct):
 
 
 class RecoveryQueries:
-    """Open recovery queries."""
+    """The open recovery queries. Each query is answered or refused exactly once."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
@@ -530,7 +534,7 @@ class RecoveryQueries:
                 ledger.report_live(names[agent], received[index], message.turns[index])
 
     def evaluate(self) -> None:
-        """Answer the queries that can be answered, and refuse those that are too old."""
+        """Answer the queries that can be answered, and refuse those that have waited too long."""
         ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._shared.now
         for request, question in list(self._questions.items()):
             if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
@@ -551,7 +555,7 @@ class RecoveryQueries:
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[RecoveryLineResult]:
-    """Return the recovery line of each failure. Agents that are no longer in the ledger are ignored."""
+    """Return the recovery line for each failure. Agents that are no longer in the ledger are ignored."""
     known_failures = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
     single = len(known_failures) == 1

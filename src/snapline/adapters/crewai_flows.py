@@ -1,8 +1,8 @@
-"""Storage of CrewAI flow states in snapline's store (docs/session-stores.md).
+"""Stores CrewAI flow states in snapline's store (docs/session-stores.md).
 
-A flow has a record `state`, and also a record `pending` while the flow waits for a person. The fields of the records are the keys of the
-flow's state; a field that a method has not changed costs only a reference. Pydantic converts values to JSON; values are loaded as plain
-JSON values.
+Each flow has a record `state`, and while the flow waits for a person also a record `pending`. The records have one field for each key of
+the flow's state. A field that a method has not changed is stored as a mere reference. Pydantic converts values to JSON. When they are
+loaded, they are plain JSON values.
 """
 
 try:
@@ -26,21 +26,21 @@ _KEY = "key/"
 _METHOD, _CONTEXT = "method", "context"
 
 _opening = threading.Lock()
-"""Prevents threads that use a persistence for the first time at the same moment from opening it twice."""
+"""Lock that prevents two threads from opening the same persistence at the same time."""
 
 
 class FlowRecords(RecordStoreBase):
-    """The records of flows."""
+    """The stored records of CrewAI flows."""
 
     SHELF = "crewai-flows"
 
 
 class SnaplineFlowPersistence(FlowPersistence):
-    """A `FlowPersistence`: `@persist(SnaplineFlowPersistence(location="folder"))`, or `MyFlow(persistence=…)`.
+    """A CrewAI `FlowPersistence`. Use it as `@persist(SnaplineFlowPersistence(location="folder"))` or `MyFlow(persistence=…)`.
 
-    The store, a folder or a URL (`s3://bucket/prefix`), is opened at the first use and stays open until `close`. A missing store is created
-    unless `must_exist` is set. Only one object in one process may have the store open; opening it again raises `ObjectStreamInUseError`. A
-    save is atomic, and durable when the method returns.
+    The store is a folder or a URL (`s3://bucket/prefix`). It is opened when it is first used, and stays open until `close`. If the store
+    does not exist, it is created unless `must_exist` is set. Only one object in one process may have the store open. Opening it a second
+    time raises `ObjectStreamInUseError`. A save is atomic, and is durable when the method returns.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"
@@ -55,23 +55,23 @@ class SnaplineFlowPersistence(FlowPersistence):
                 self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)
 
     def close(self) -> None:
-        """Close the store. May be called twice."""
+        """Close the store. A second call has no effect."""
         with _opening:
             owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
 
     def save_state(self, flow_uuid: str, method_name: str, state_data: Any) -> None:
-        """Save a flow's state; replaces the previous one."""
+        """Save a flow's state, which replaces its previous state."""
         self._records().put(_path(flow_uuid), {_STATE: _fields(state_data, _METHOD, method_name)})
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
-        """Return a flow's newest state; None if there is none."""
+        """Return a flow's newest state, or None if no state was saved."""
         fields = self._records().get(_path(flow_uuid), _STATE)
         return None if fields is None else _state(fields)
 
     def save_pending_feedback(self, flow_uuid: str, context: PendingFeedbackContext, state_data: Any) -> None:
-        """Save a flow's state and its pending feedback together."""
+        """Save a flow's state and its pending feedback in one atomic operation."""
         waiting = json.dumps(to_jsonable_python(context.to_dict(), fallback=str))
         records = {
             _STATE: _fields(state_data, _METHOD, context.method_name),
@@ -80,14 +80,14 @@ class SnaplineFlowPersistence(FlowPersistence):
         self._records().put(_path(flow_uuid), records)
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
-        """Return the state of a waiting flow and its pending feedback; None if the flow does not wait."""
+        """Return the state and the pending feedback of a waiting flow, or None if the flow is not waiting."""
         fields = self._records().get(_path(flow_uuid), _PENDING)
         if fields is None:
             return None
         return _state(fields), PendingFeedbackContext.from_dict(json.loads(fields[_CONTEXT]))
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        """Mark the flow as no longer waiting."""
+        """Delete the flow's pending feedback, so that the flow no longer counts as waiting."""
         self._records().delete(_path(flow_uuid), _PENDING)
 
     def _records(self) -> StoredRecords:

@@ -1,7 +1,7 @@
-"""Storage of LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
+"""Stores LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
 
-A context is stored as a record with the fields of `Context.to_dict`. An unchanged field costs only a reference. LlamaIndex's own serializer
-converts values to text and back.
+A context is stored as a record with the fields of `Context.to_dict`. A field that has not changed is stored as a mere reference.
+LlamaIndex's own serializer converts values to text and back.
 """
 
 try:
@@ -21,29 +21,29 @@ _PATH = ("context",)
 
 
 class SnaplineContexts(RecordStoreBase):
-    """Stores contexts by name: `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
+    """Stores contexts by name. Use `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
 
     SHELF = "llama-workflows"
 
     async def save(self, name: str, context: Context, serializer: Any = None) -> None:
-        """Save the current state of a context; replaces the saved context of that name.
+        """Save the current state of a context. It replaces a saved context with the same name.
 
-        A step that is running is saved such that it runs again after loading.
+        If a step is running, it will be rerun after the context is loaded.
         """
         fields = {key: json.dumps(value).encode() for key, value in context.to_dict(serializer).items()}
         await in_thread(self._records.put, _PATH, {name: fields})
 
     async def load(self, name: str, workflow: Workflow, serializer: Any = None) -> Context | None:
-        """Return a context for `workflow.run(ctx=…)`; None if no context of this name was saved."""
+        """Return a context to pass to `workflow.run(ctx=…)`, or None if no context was saved under this name."""
         fields = await in_thread(self._records.get, _PATH, name)
         if fields is None:
             return None
         return Context.from_dict(workflow, {key: json.loads(data) for key, data in fields.items()}, serializer)
 
     async def delete(self, name: str) -> bool:
-        """Delete a context; return whether it existed."""
+        """Delete a context. Return whether it existed."""
         return await in_thread(self._records.delete, _PATH, name)
 
     def names(self) -> list[str]:
-        """Return the names of saved contexts, sorted."""
+        """Return the names of all saved contexts, sorted."""
         return self._records.names(_PATH)

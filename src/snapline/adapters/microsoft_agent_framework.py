@@ -1,8 +1,8 @@
-"""Storage of Microsoft Agent Framework workflow checkpoints in snapline's store (docs/session-stores.md).
+"""Stores workflow checkpoints of Microsoft Agent Framework in snapline's store (docs/session-stores.md).
 
-A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`; each key of its `state` is a separate field. A field that a
-superstep has not changed costs only a reference. The framework's own encoding converts values to JSON, pickles values that JSON cannot
-represent, and loads only allowed types from pickles. The framework's security advice applies here too.
+A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`, in which each key of `state` is a separate field. A field that a
+superstep has not changed is stored as a mere reference. The framework's own encoding converts values to JSON, pickles values that JSON
+cannot represent, and loads only allowed types from pickles. The framework's security advice applies to this storage, too.
 """
 
 try:
@@ -26,32 +26,33 @@ _STATE_KEY = "state/"
 
 
 class SnaplineCheckpointStorage(RecordStoreBase):
-    """A `CheckpointStorage`: `WorkflowBuilder(…, checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
+    """Implementation of `CheckpointStorage`. Use it as `WorkflowBuilder(…, checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
 
-    `allow` names types of the application that may be loaded, as "module:Class"; `agent_framework.register_checkpoint_type` does the same.
+    `allow` specifies the application's types that may be loaded, as "module:Class". `agent_framework.register_checkpoint_type` has the same
+    purpose.
     """
 
     SHELF = "agent-framework"
 
     def __init__(self, records: StoredRecords) -> None:
-        """Wrap open records. Internal; use `open`."""
+        """Create the storage for open records. This is internal. Use `open` instead."""
         super().__init__(records)
         self._allowed: frozenset[str] = frozenset()
 
     def allow(self, types: Iterable[str]) -> "SnaplineCheckpointStorage":
-        """Allow these additional types to be loaded; return this object."""
+        """Allow these additional types to be loaded, and return this object."""
         self._allowed |= frozenset(types)
         return self
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Save a checkpoint and return its id; raise WorkflowCheckpointException if the saved checkpoint could not be loaded."""
+        """Save a checkpoint and return its id. Raise WorkflowCheckpointException if it would be impossible to load the checkpoint later."""
         fields = self._fields_of(checkpoint)
         path = (_KIND, checkpoint.workflow_name)
         await in_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})
         return str(checkpoint.checkpoint_id)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint; raise WorkflowCheckpointException if it does not exist, or contains a type that is not allowed."""
+        """Return a checkpoint. Raise WorkflowCheckpointException if it does not exist, or if it contains a type that is not allowed."""
         fields = await in_thread(self._find, checkpoint_id)
         if fields is None:
             raise WorkflowCheckpointException(f"there is no checkpoint {checkpoint_id!r} in the store")
@@ -64,12 +65,12 @@ class SnaplineCheckpointStorage(RecordStoreBase):
         return sorted(checkpoints, key=lambda checkpoint: datetime.fromisoformat(checkpoint.timestamp))
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint; return whether it existed."""
+        """Delete a checkpoint. Return whether it existed."""
         path = self._records.owner_of(_KIND, checkpoint_id)
         return path is not None and await in_thread(self._records.delete, path, checkpoint_id)
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
-        """Return the newest checkpoint of a workflow, by its timestamp; None if there is none."""
+        """Return the workflow's checkpoint with the newest timestamp, or None if the workflow has no checkpoints."""
         return next(reversed(await self.list_checkpoints(workflow_name=workflow_name)), None)
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
@@ -82,7 +83,7 @@ class SnaplineCheckpointStorage(RecordStoreBase):
 
     def _fields_of(self, checkpoint: WorkflowCheckpoint) -> dict[str, bytes]:
         encoded = encode_checkpoint_value(checkpoint.to_dict())
-        decode_checkpoint_value(encoded, allowed_types=self._allowed)  # Fails now if it could not be loaded later.
+        decode_checkpoint_value(encoded, allowed_types=self._allowed)  # fails now if it could not be loaded later
         state = encoded.pop(_STATE)
         encoded |= {_STATE_KEY + key: value for key, value in state.items()}
         return {key: json.dumps(value).encode() for key, value in encoded.items()}

@@ -1,8 +1,8 @@
-"""Store sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md).
+"""Stores sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md).
 
-This module does not import the SDK, because the SDK accepts any object with these methods as a session.
+This module does not import the SDK, because the SDK accepts any object that has the methods of a session.
 
-Each item of a conversation is one JSON record of a list. `add_items` is atomic.
+Each conversation is a list of records, with one JSON record per item. `add_items` is atomic.
 """
 
 import json
@@ -11,15 +11,15 @@ from typing import Any
 from snapline.adapters.stored_records import RecordStoreBase, StoredRecords, in_thread
 
 Items = list[Any]
-"""Items of a conversation; the SDK calls them `TResponseInputItem`."""
+"""Items of a conversation. In the SDK, their type is `TResponseInputItem`."""
 
 
 class SnaplineSession:
-    """One conversation: `Runner.run(agent, text, session=…)`; created by `SnaplineSessions.session`.
+    """One conversation, to be used as `Runner.run(agent, text, session=…)`. `SnaplineSessions.session` creates it.
 
     Attributes:
         session_id: id of the conversation.
-        session_settings: the SDK's settings; their `limit` is the default for `get_items`.
+        session_settings: the SDK's settings for the session. Their `limit` is the default limit of `get_items`.
     """
 
     def __init__(self, records: StoredRecords, session_id: str, session_settings: Any = None) -> None:
@@ -29,30 +29,30 @@ class SnaplineSession:
         self._path = ("session", session_id)
 
     async def get_items(self, limit: int | None = None) -> Items:
-        """Return the latest `limit` items in their order; None: all items."""
+        """Return the latest `limit` items in order. If there is no limit here or in the settings, return all items."""
         count = getattr(self.session_settings, "limit", None) if limit is None else limit
         records = await in_thread(self._records.last, self._path, None if count is None else max(0, count))
         return [json.loads(record) for record in records]
 
     async def add_items(self, items: Items) -> None:
-        """Add items at the end."""
+        """Append items to the conversation."""
         await in_thread(self._records.append, self._path, [json.dumps(item).encode() for item in items])
 
     async def pop_item(self) -> Any:
-        """Remove and return the latest item; None if there is none."""
+        """Remove and return the latest item, or return None if there are no items."""
         record = await in_thread(self._records.pop, self._path)
         return None if record is None else json.loads(record)
 
     async def clear_session(self) -> None:
-        """Delete all items."""
+        """Delete all items of the conversation."""
         await in_thread(self._records.clear, self._path)
 
 
 class SnaplineSessions(RecordStoreBase):
-    """All conversations of one store: `SnaplineSessions.open("folder")`."""
+    """All conversations in one store, opened with `SnaplineSessions.open("folder")`."""
 
     SHELF = "openai-agents"
 
     def session(self, session_id: str, session_settings: Any = None) -> SnaplineSession:
-        """Return a conversation; it exists once an item has been added."""
+        """Return a conversation. It is created in the store when the first item is added."""
         return SnaplineSession(self._records, session_id, session_settings)

@@ -1,13 +1,13 @@
-"""Store lists of records and named records in an object stream. The adapters for session stores share this module.
+"""Stores lists of records, and named records, in an object stream. The adapters for session stores share this module.
 
     path (kind, owner)      name: a number, ascending       one record of a list
     path (kind, owner)      name: any name                  a record of fields: small fields inline, each other field a referenced object
 
-A field that is unchanged since the previous record, or that another record also contains, costs only a reference. The adapter encodes the
-fields; this module treats the bytes as opaque.
+If a field has not changed since the previous record, or if another record contains the same field, the field is stored as a mere reference.
+The adapter encodes the fields, and this module treats the bytes as opaque.
 
-Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time can have a stream
-open. Coroutines run the blocking disk operations with `in_thread`.
+Every change is atomic, and is durable when the method returns. Several threads may share the object, but only one process at a time can
+have a stream open. Coroutines use `in_thread` to run the blocking disk operations.
 """
 
 import asyncio
@@ -24,17 +24,19 @@ from snapline.storage.store.object_stream import ObjectStream, Path
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96
-"""Largest size of a field that is stored inline: about the overhead of a separate object."""
+"""Largest size in bytes of a field that is stored inline. It is about the overhead of a separate object."""
 
 _NUMBER_DIGITS = 16
-"""Number of digits in the name of a list record, so that names sort in the order of the records."""
+"""Number of digits in the name of a list record. It is fixed, so that sorting by name yields the order of the records."""
 
 _LOCKS = 64
-"""Number of locks. Work on one path is serialized; different paths, apart from hash collisions, run concurrently and share commits."""
+"""Number of locks. Operations on one path are serialized. Operations on different paths run concurrently and share commits, unless the
+paths' hashes collide."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of fields: the bytes of each small field, and for each other field its index among the references."""
+    """A record of fields. It contains the bytes of each small field, and for every other field the index of its object in the
+    references."""
 
     inline: dict[str, bytes]
     referred: dict[str, int]
@@ -45,20 +47,20 @@ _decoder = msgspec.msgpack.Decoder(FieldsRecord)
 
 
 class StoredRecords:
-    """Records in one object stream."""
+    """The records in one object stream."""
 
     def __init__(self, objects: ObjectStream) -> None:
         self._objects = objects
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def close(self) -> None:
-        """Close the store. May be called twice."""
+        """Close the store. A second call has no effect."""
         self._objects.close()
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
     def append(self, path: Path, records: Sequence[bytes]) -> None:
-        """Add records at the end, atomically."""
+        """Append records to the list at the path. The operation is atomic."""
         with self._lock_of(path):
             number = 1 + max(map(int, self._objects.entries(path)), default=-1)
             change = self._objects.change()
@@ -68,7 +70,7 @@ class StoredRecords:
                 self._objects.commit(change)
 
     def last(self, path: Path, count: int | None = None) -> list[bytes]:
-        """Return the last `count` records, oldest first; all records if `count` is None."""
+        """Return the last `count` records of the list, oldest first. If `count` is None, return all records."""
         with self._lock_of(path):
             digests = [digest for _, digest in sorted(self._objects.entries(path).items())]
             selected = digests if count is None else digests[max(0, len(digests) - count) :]
@@ -76,7 +78,7 @@ class StoredRecords:
         return [objects[digest] for digest in selected]
 
     def pop(self, path: Path) -> bytes | None:
-        """Remove and return the last record; None if there is none."""
+        """Remove and return the last record of the list, or return None if the list is empty."""
         with self._lock_of(path):
             name, digest = max(self._objects.entries(path).items(), default=("", b""))
             if not name:
@@ -93,7 +95,7 @@ class StoredRecords:
     # -- records by name ---------------------------------------------------------------------------------------------
 
     def put(self, path: Path, records: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Save records (name → fields) atomically. Each record replaces the record of the same name."""
+        """Save records (name → fields) in one atomic operation. Each record replaces an existing record with the same name."""
         change = self._objects.change()
         for name, fields in records.items():
             inline = {field: data for field, data in fields.items() if len(data) <= INLINE_BYTES_MAX}
@@ -105,18 +107,18 @@ class StoredRecords:
             self._objects.commit(change)
 
     def get(self, path: Path, name: str) -> dict[str, bytes] | None:
-        """Return a record; None if it does not exist."""
+        """Return the fields of a record, or None if the record does not exist."""
         with self._lock_of(path):
             digest = self._objects.find(path, name)
             return None if digest is None else self._read(digest)
 
     def all(self, path: Path) -> dict[str, dict[str, bytes]]:
-        """Return all records at the path by name, sorted."""
+        """Return name → fields of all records at the path, sorted by name."""
         with self._lock_of(path):
             return {name: self._read(digest) for name, digest in sorted(self._objects.entries(path).items())}
 
     def delete(self, path: Path, name: str) -> bool:
-        """Delete a record; return whether it existed."""
+        """Delete a record. Return whether it existed."""
         with self._lock_of(path):
             is_there = self._objects.find(path, name) is not None
             self._forget(path, [name] if is_there else [])
@@ -127,7 +129,7 @@ class StoredRecords:
         return sorted(self._objects.entries(path))
 
     def owner_of(self, kind: str, name: str) -> Path | None:
-        """Return the path of this kind that contains a record of this name; None if there is no such path."""
+        """Return a path of this kind at which there is a record with this name, or None if there is no such path."""
         paths = (path for path in self._objects.paths(kind) if self._objects.find(path, name) is not None)
         return next(paths, None)
 
@@ -151,30 +153,31 @@ class StoredRecords:
 
 
 class RecordStoreBase:
-    """Base class of the adapters' public classes. It owns an open object stream and is a context manager, synchronous and asynchronous.
+    """Base class of the adapters' public classes. It owns an open object stream, and is both a synchronous and an asynchronous context
+    manager.
 
-    Every change is atomic, and durable when the method returns. Threads and event loops may share the object. Only one object in one
-    process may have a folder open; opening it again raises `ObjectStreamInUseError`.
+    Every change is atomic, and is durable when the method returns. Several threads and event loops may share the object. Only one object in
+    one process may have a folder open. Opening it a second time raises `ObjectStreamInUseError`.
     """
 
     SHELF: ClassVar[str]
-    """Name of the class's object stream in the store."""
+    """Name of the object stream in the store that the class uses."""
 
     def __init__(self, records: StoredRecords) -> None:
-        """Wrap open records. Internal; use `open`."""
+        """Create the object for open records. This is internal. Use `open` instead."""
         self._records = records
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None, must_exist: bool = False) -> Self:
-        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
-        `keys` None: use the keys that environment variables name (docs/protection.md). `must_exist`: do not create the store; use this
-        option if the store must already exist, so that a missing mount is an error.
+        If `keys` is None, the keys in the environment variables are used (docs/protection.md). If `must_exist` is set, the store is not
+        created. Set it if the store should already exist, so that a missing mount is reported as an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
             ObjectStreamInUseError: another process, or another object of this process, has the object stream open.
-            StoreError: the store is encrypted and the key is missing, or the disk failed.
+            StoreError: the store is encrypted but the key is missing, or the disk has failed.
             DamagedDataError: a file is damaged.
         """
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
@@ -182,11 +185,11 @@ class RecordStoreBase:
 
     @property
     def records(self) -> StoredRecords:
-        """Return the records of this object stream."""
+        """Return the records in this object stream."""
         return self._records
 
     def close(self) -> None:
-        """Close the store. May be called twice."""
+        """Close the store. A second call has no effect."""
         self._records.close()
 
     def __enter__(self) -> Self:
@@ -211,10 +214,10 @@ R = TypeVar("R")
 
 
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `function` in a thread of the event loop's pool.
+    """Run `function` in a thread of the event loop's thread pool, and return its result.
 
-    A thread cannot be stopped. So a cancelled caller waits until the function has ended before the cancellation takes effect. This way a
-    write never happens after a later one.
+    A thread cannot be stopped. So if the caller is cancelled, the cancellation takes effect only when the function has ended. This ensures
+    that a cancelled write cannot take effect after a later write.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
@@ -222,11 +225,11 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
     except asyncio.CancelledError:
         while (
             not running.done()
-        ):  # the caller may be cancelled more than once; the loop ends when the disk has answered
+        ):  # the caller may be cancelled more than once, and the loop ends when the disk operation has ended
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError:
                 continue
         if not running.cancelled():
-            running.exception()  # marks it as retrieved: the cancelled caller does not need it
+            running.exception()  # marks the error as retrieved, since the cancelled caller does not need it
         raise

@@ -1,7 +1,7 @@
-"""`snapline.Client`: the API through which external programs talk to a fleet's agents. The class is the adapter of `core.py`.
+"""`snapline.Client`: the API through which external programs talk to a fleet's agents. The class does the I/O for the core in `core.py`.
 
-The client holds the payloads, the waiting programs, and the addresses and certificates of its connections. The core decides which host to
-ask, and when.
+The client holds the payloads, the waiting programs, and the addresses and certificates of its connections. The core decides when to contact
+which host.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from snapline.messages.status import FleetStatus
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
 CONNECT_S_MAX = 10.0
-"""Longest wait for the coordinator's first answer, in seconds: an election takes a second or two."""
+"""Longest wait for the coordinator's first answer, in seconds. It allows for a leader election, which takes a second or two."""
 
 
 class Certificates(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Certificates(msgspec.Struct, frozen=True):
 
     Attributes:
         certificate, key: our certificate and key, as PEM files.
-        authority: PEM file of the certificates that we trust.
+        authority: PEM file with the CA certificates that we trust.
         domain: the fleet's trust domain.
     """
 
@@ -67,10 +67,11 @@ class Certificates(msgspec.Struct, frozen=True):
 
 
 def address_of(address: str, data_dir: str | Path | None) -> str:
-    """Return the coordinator's address. The addresses of several replicas are separated by commas.
+    """Return the coordinator's address: `address` itself, or the one recorded in `data_dir`. Commas separate the addresses of several
+    replicas.
 
     Raises:
-        UsageError: neither argument is given, or both are.
+        UsageError: neither argument is given, both are given, or `data_dir` records no address.
     """
     if address and data_dir is not None:
         raise UsageError("address and data_dir both name a coordinator: give one of them")
@@ -86,7 +87,7 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
 
 
 def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
-    """Return the security settings that these arguments describe.
+    """Return the security settings for these arguments. Without `tls` and `insecure`, only connections to this machine are allowed.
 
     Raises:
         UsageError: the arguments contradict each other.
@@ -99,7 +100,7 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
 
 
 class Startable(Protocol):
-    """Interface of a client that waits for the coordinator before its first use."""
+    """Interface of a client whose `start` waits until the coordinator has answered."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -109,7 +110,7 @@ _Client = TypeVar("_Client", bound=Startable)
 
 
 async def started(client: _Client) -> _Client:
-    """Return the client as soon as the coordinator has answered it. Raises the errors of `Client.connect`."""
+    """Wait until the coordinator has answered, then return the client. Raises the errors of `Client.connect`."""
     try:
         await client.start()
     except BaseException:
@@ -119,7 +120,7 @@ async def started(client: _Client) -> _Client:
 
 
 async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
-    """Check the certificate files periodically; call `renew` whenever they have changed."""
+    """Check the certificate files periodically. Call `renew` whenever they have changed."""
     generation = security.generation
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -130,7 +131,7 @@ async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
 
 
 async def close_later(older: CoordinatorClient) -> None:
-    """Close a replaced client as soon as its pending calls have ended."""
+    """Close a replaced client once all its pending calls must have ended or timed out."""
     try:
         await asyncio.sleep(CALL_S_MAX)
     finally:
@@ -138,16 +139,16 @@ async def close_later(older: CoordinatorClient) -> None:
 
 
 TIMEOUT_S = 30.0
-"""Default time limit of a send, in seconds. A fleet recovers from a lost host in a few seconds, or in about ten if the host has to
-restart."""
+"""Default time limit of a send, in seconds. A fleet recovers from the loss of a host in a few seconds, or in about ten seconds if the host
+has to restart."""
 
 
 class Client:
-    """A connection to a fleet, for external programs; made by `connect`. A client belongs to one event loop; all methods may run
+    """A connection from an external program to a fleet. `connect` creates it. A client belongs to one event loop, and its methods may run
     concurrently.
 
-    An input with a receipt takes effect exactly once (docs/clients.md). Inputs from one client to one agent are consumed in the order of
-    the calls. The client sends each input again, with the same key, until a host answers or the time limit is reached.
+    An input with a receipt takes effect exactly once (docs/clients.md). An agent consumes the inputs from one client in the order of the
+    calls. The client resends each input, with the same key, until a host answers or the time limit is reached.
     """
 
     def __init__(self, address: str, security: Security, name: str) -> None:
@@ -175,10 +176,10 @@ class Client:
         """Connect to the fleet whose coordinator listens at `address`, or to the local fleet in `data_dir`.
 
         Args:
-            address: HOST:PORT of the coordinator; for several replicas all addresses, separated by commas.
+            address: HOST:PORT of the coordinator. If it has several replicas, give all their addresses, separated by commas.
             tls: our certificate and the authority that we trust. Without `tls`, only connections to this machine are allowed.
-            insecure: use unencrypted connections to other machines; only for isolated networks.
-            name: sender of the inputs, for display; a certificate's name overrides it.
+            insecure: allow unencrypted connections to other machines. Use it only in isolated networks.
+            name: name of this client, shown as the sender of its inputs. The name in a client certificate overrides it.
 
         Raises:
             UsageError: the arguments contradict each other, or our certificate has no permission.
@@ -199,7 +200,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Pending asks end. Pending sends end too; if an input may have been accepted, its outcome is unknown."""
+        """Close the connections and end all pending asks and sends. A pending send ends as unknown if its input may have been accepted."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -211,17 +212,17 @@ class Client:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """Send an input to an agent; return when the input is durable in the fleet's log.
+        """Send an input to an agent. Return as soon as the input is durable in the fleet's log.
 
         Args:
-            message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: the name of the type and the
-                JSON fields, which the host converts.
-            key: idempotency key of 1 to 128 characters. Sends with the same key are the same input, so a send with an unknown outcome can
-                be repeated. The default is a random key, which the receipt and every error contain.
+            message: a snapline.Message, struct or dataclass, like a message between agents. Alternatively `(type, fields)`, the name of the
+                message type and its fields as JSON values, which the host converts.
+            key: idempotency key of 1 to 128 characters. Two sends with the same key count as one input, so a send whose outcome is unknown
+                can safely be repeated. The default is a random key, which the receipt and every error contain.
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
-            InputUnknownError: the input may have been accepted; repeat the send with `error.key`.
+            InputUnknownError: the input may have been accepted. Repeat the send with `error.key`.
             InputRejectedError: the input was not accepted in time.
             InputRefusedError: the input can never be accepted: the agent has no handler for it, its fields do not match its type, or its
                 key was used for another input.
@@ -235,14 +236,15 @@ class Client:
         return outcome
 
     async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
-        """Send many inputs, each `(agent, message)` or `(agent, message, key)`; return their receipts, in order.
+        """Send many inputs, each `(agent, message)` or `(agent, message, key)`. Return their receipts in the same order.
 
-        Inputs for one host share requests. Inputs to one agent keep their order. A refused input does not stop the others.
+        Inputs for agents on the same host share requests. Inputs to one agent keep their order. If one input is refused, the rest are still
+        sent.
 
         Raises:
-            InputsError: some inputs have no receipt; `error.outcomes` holds a receipt or an error for each input. If you supplied the
-                keys, it is safe to send all of them again.
-            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent, and no message was sent.
+            InputsError: some inputs have no receipt. `error.outcomes` holds a receipt or an error for each input. If you supplied the keys,
+                it is safe to send all of them again.
+            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent, so no message was sent.
         """
         checked_inputs = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
         outcomes = await self._sends.outcomes(checked_inputs, timeout_s)
@@ -264,23 +266,23 @@ class Client:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Send an input to an agent as `send` does, and wait for the answer that the input's turn gives (`ctx.reply`).
+        """Send an input to an agent like `send`, and return the answer that the agent gives while handling the input (`ctx.reply`).
 
-        The answer is final: `ask` returns it when a complete snapshot holds the turn. A repeated ask with the same key returns the same
-        answer.
+        The answer is final, since `ask` returns it only after a complete snapshot holds the turn that gave it. Repeating the ask with the
+        same key returns the same answer.
 
         Args:
-            early: return the answer as soon as the turn has ended. A recovery may undo that turn; the input then takes effect again, and
-                the answer may differ.
+            early: return the answer as soon as the turn has ended. A recovery may undo that turn. The agent then handles the input again,
+                and its answer may differ.
             timeout_s: time limit for the whole ask.
-            reply_type: class of the answer. Without this class the reply holds plain values.
+            reply_type: class of the answer's message. If it is None, the reply holds plain values.
 
         Raises:
-            AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored; ask again with
+            AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored. Ask again with
                 `error.key`.
             InputDeadLetteredError: the input was accepted, and became a dead letter.
             EncodingError: the answer does not match `reply_type`.
-            InputUnknownError: as in `send`, whose other errors may be raised too.
+            InputUnknownError: as in `send`. All other errors of `send` may be raised too.
         """
         reader, checked_input = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -293,7 +295,7 @@ class Client:
             if isinstance(receipt, SnaplineError):
                 raise receipt
             ending = await asking
-            if ending.ending == ev.FORGOTTEN:  # The host was asked before it had received the input.
+            if ending.ending == ev.FORGOTTEN:  # The host received the request for the answer before the input.
                 ending = await self._asking.wait_for_answer_to(receipt, deadline_s, is_early=early)
         finally:
             giving.cancel()
@@ -314,42 +316,43 @@ class Client:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> AsyncGenerator[Output | OutputsReverted, None]:
-        """Yield the external outputs of agents (`ctx.emit`) in order. Each output is yielded once, after a complete snapshot holds it.
+        """Yield in order the outputs that agents emit to external consumers (`ctx.emit`). Each output is yielded once, after a complete
+        snapshot holds it.
 
         Args:
-            topic: only outputs of this topic; empty for all topics that agents have named. `@effects` is the topic of the ledger of
-                effects.
-            after: cursor of the output after which to start; empty to start at the oldest stored output.
-            consumer: start at the position that this consumer has `acknowledge`d. Outputs that the consumer has not acknowledged are
-                retained, for a week at most.
-            message_type: class of the messages. Without this class the messages are plain values.
+            topic: yield only outputs of this topic. If it is empty, yield the outputs of all topics that agents have named. The topic
+                `@effects` contains the ledger of external effects.
+            after: start after the output with this cursor. If it is empty, start at the oldest stored output.
+            consumer: start at the position that this named consumer has acknowledged (`acknowledge`). Outputs that the consumer has not
+                acknowledged are retained for at most a week.
+            message_type: class of the messages. If it is None, messages are returned as plain values.
             follow: continue until the fleet ends. If False, stop after all outputs released so far.
-            timeout_s: longest time without a reply from the coordinator.
+            timeout_s: longest time during which all reads may fail before the error is raised.
 
         Raises:
-            NotFoundError: the outputs after the cursor were deleted.
-            UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message is not of
+            NotFoundError: some outputs after the cursor have been deleted.
+            UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message does not match
                 `message_type`.
-            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for `timeout_s`.
+            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: every read failed for `timeout_s`.
             DamagedDataError: a file is damaged.
         """
         request = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
         return requested_outputs(lambda: self._coordinator, request)
 
     async def effects(self) -> list[Effect]:
-        """Return the external effects of agents (`ctx.effect`) and their outcomes, as far as snapshots hold them. Raises the errors of
+        """Return the agents' external effects (`ctx.effect`) with the outcomes that complete snapshots hold. Raises the errors of
         `outputs`.
 
-        If this client may inspect agents, hosts report the state of unfinished effects. If a host does not answer, the state of its
-        effects is "open".
+        If this client has permission to inspect agents, hosts report the state of unfinished effects. If a host does not answer, its
+        unfinished effects are reported as "open".
         """
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(records), open_effects)
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Record that a named consumer has processed all outputs up to this output or cursor, after which `outputs` continues. Positions
-        never go back."""
+        """Record that a named consumer has processed all outputs up to this output or cursor. The consumer's next `outputs` call starts
+        after it. A consumer's position never moves backwards."""
         cursor = had if isinstance(had, str) else had.cursor
         await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
@@ -360,27 +363,29 @@ class Client:
         return await retry_until_available(lambda: self._coordinator.status())
 
     async def agents(self) -> list[LocatedAgent]:
-        """Return the agents that take turns, sorted, and the location of each."""
+        """Return the agents that handle messages, sorted, each with the host where it runs."""
         return list((await retry_until_available(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
-        """Return pending work as hosts see it. `agents` holds at most 500 agents of each host with an unfinished durable turn, inputs or
-        dead letters.
+        """Return pending work as reported by the hosts. `agents` lists agents with an unfinished durable turn, unconsumed inputs or dead
+        letters, at most 500 per host.
 
-        `more` is the number of agents omitted. `silent_hosts` are hosts that did not answer within 2 s or run an older release. `effects`
-        are the effects that agents wait for.
+        `more` is the number of agents left out of `agents`. `silent_hosts` lists the hosts that did not answer within 2 s or that run an
+        older release. `effects` lists the external effects for which agents currently wait.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         return document("WaitingAgents", **msgspec.to_builtins(agents), effects=msgspec.to_builtins(open_effects))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
-        """Take a snapshot now; return when it is complete. The result is the document that `snapline snapshot create -o json` prints.
+        """Take a snapshot now, and return when it is complete. The result is the document that `snapline snapshot create -o json` prints.
 
         Raises:
-            SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can begin; the error contains the reason.
-            UnknownOutcomeError: no answer arrived in time, and the snapshot may exist now or later. Repeating the call is harmless.
-            CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
+            SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can start now. The error contains the reason.
+            UnknownOutcomeError: no answer arrived in time. The snapshot may exist already, or may still be completed. Repeating the call is
+                harmless.
+            CoordinatorUnavailableError: no coordinator answers. UsageError: this client's certificate has neither the role `operator` nor
+                the role `admin`.
         """
         check_timeout(timeout_s)
         return snapshot_of(await retry_until_available(lambda: self._coordinator.create_snapshot(timeout_s)))
@@ -388,14 +393,15 @@ class Client:
     async def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """Restore the fleet permanently to a snapshot (an epoch, a tag, "last"); later work is undone (docs/going-back.md).
+        """Restore the fleet permanently to a snapshot, which is an epoch number, a tag or "last". All later work is undone
+        (docs/going-back.md).
 
-        Return when the plan is committed. The result is the document of `snapline recovery restore -o json`. `drop_inputs` drops
-        unconsumed inputs.
+        Return when the recovery plan is committed. The result is the document that `snapline recovery restore -o json` prints. If
+        `drop_inputs` is set, inputs that no agent has consumed are dropped.
 
         Raises:
             NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
-            ExternalFailureError: the restore is not possible now.
+            ExternalFailureError: the fleet cannot be restored now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
@@ -404,17 +410,18 @@ class Client:
         )
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Return the recovery line if `failed` failed now: a mapping, the document that `snapline recovery line -o json` prints.
+        """Return the recovery line that would apply if the agents in `failed` failed now. It is a mapping, equal to the document that
+        `snapline recovery line -o json` prints.
 
         With certificates, this method requires the role `viewer`, `operator` or `admin`.
 
         Args:
-            failed: ids of agents; `host:h1` means all agents of that host. If empty, all agents fail.
+            failed: ids of the agents that fail. An entry `host:h1` means all agents of host `h1`. If `failed` is empty, all agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
-            UnknownOutcomeError: no answer arrived in time. CoordinatorUnavailableError: no coordinator answers, or the line cannot be
-                computed now.
+            UnknownOutcomeError: no answer arrived in time. CoordinatorUnavailableError: no coordinator answers, or the recovery line cannot
+                be computed now.
         """
         check_timeout(timeout_s)
         return RecoveryLine(
@@ -426,19 +433,20 @@ class Client:
     async def state(
         self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
     ) -> AgentState:
-        """Return the state of an agent in the newest complete snapshot, as plain values. A host supplies the state. Requires any role
-        that may read.
+        """Return an agent's state in the newest complete snapshot, as plain values. A host reads the state. With certificates, any role
+        that may read is sufficient.
 
         Args:
-            live: return the current state between two turns instead; waits for the end of the running turn. A recovery may undo that state.
+            live: return the agent's current state instead, after waiting for the running turn to end. A recovery may undo that state.
             field: path of the only value to return, such as `mind.notes[3].text`.
 
         Raises:
             AgentMissingError: the agent does not exist, has stopped, or is not in that snapshot.
             NotFoundError: there is no snapshot yet, or the state has no such field.
-            UsageError: the state takes more than 16 MiB of JSON, or this client has no permission.
-            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; the call has changed nothing.
-            DamagedDataError, StoreError: as raised by the host.
+            UsageError: the state is larger than 16 MiB as JSON, or this client has no permission.
+            FleetEndedError: the fleet has ended, so no host can answer. UnknownOutcomeError: no host answered in time. The call has changed
+                nothing.
+            DamagedDataError, StoreError: the host could not read the state from the store.
         """
         check_timeout(timeout_s)
         question = Question(check_id(agent), LIVE if live else STATE, field)
@@ -456,13 +464,15 @@ class Client:
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Give each selected dead letter of an agent another turn, once and in order. If `numbers` is None, all current ones are selected.
+        """Retry the selected dead letters of an agent: its handler runs again for each of them, once and in order. If `numbers` is None,
+        all current dead letters are selected.
 
-        Return when a complete snapshot holds those turns. With certificates, this method requires the role `operator` or `admin`.
+        Return when a complete snapshot holds the results. With certificates, this method requires the role `operator` or `admin`.
 
         Raises:
-            NotFoundError: the agent has no dead letter of a given number. AgentMissingError: the agent does not exist, or has stopped.
-            InputUnknownError: some outcomes are not known in time. Repeating the call is harmless, since settled dead letters are gone.
+            NotFoundError: the agent has no dead letter with a given number. AgentMissingError: the agent does not exist, or has stopped.
+            InputUnknownError: some outcomes did not arrive in time. Repeating the call is harmless, since dead letters that were retried or
+                dropped no longer exist.
             FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
@@ -470,7 +480,8 @@ class Client:
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Drop dead letters of an agent, which remain in the agent's count. Otherwise this method works as `retry_dead_letters`."""
+        """Drop dead letters of an agent without retrying them. Otherwise this method works like `retry_dead_letters`. The agent's count of
+        dead letters still includes dropped ones."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
@@ -483,16 +494,17 @@ class Client:
     async def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Resolve, once, an effect in doubt for which its agent waits (docs/effects.md). Requires the roles of `retry_dead_letters`.
+        """Resolve an effect whose outcome is in doubt and for which its agent waits (docs/effects.md). An effect can be resolved only once.
+        Requires the same roles as `retry_dead_letters`.
 
         `result` is the value that the effect's function would have returned, as plain values. `not_done` states that the effect was not
-        executed. The effect is then called again, once a complete snapshot holds this resolution.
+        executed. The effect is then called again as soon as a complete snapshot holds this resolution.
 
         Raises:
-            NotFoundError, UsageError: the agent does not wait for the effect, the effect needs no resolution, or this client has no
+            NotFoundError, UsageError: the agent is not waiting for the effect, the effect needs no resolution, or this client has no
                 permission.
-            AgentMissingError, FleetEndedError: no agent accepts the resolution. InputUnknownError: the outcome is not known in time;
-                repeating the call is harmless.
+            AgentMissingError, FleetEndedError: the agent or the fleet no longer exists. InputUnknownError: the outcome did not arrive in
+                time. Repeating the call is harmless.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.resolution_command_for(
@@ -503,22 +515,24 @@ class Client:
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Retry a failed effect, a failed compensation, or an effect in doubt that waits for an operator.
 
-        A failed effect is retried in a new turn of the dead letter that its turn became. Return when the retry has ended, or, for an
-        effect in doubt, when its call is certain. `key` is the key that `effects` shows, with `#2` for a second generation.
+        If an effect failed, the message of its turn became a dead letter, which the retry handles in a new turn. Return when the retry has
+        ended. For an effect in doubt, return when the effect is certain to be called again. `key` is the effect's key as `effects` shows
+        it. It ends in `#2` for a second generation.
 
         Raises:
-            UsageError: the effect cannot be retried, for the given reason, or this client has no permission. NotFoundError: the agent
-                waits for another effect.
-            InputDeadLetteredError: the effect failed again, and is a new dead letter. Other errors are those of `resolve_effect`.
+            UsageError: the effect cannot be retried, for the reason in the error, or this client has no permission. NotFoundError: the
+                agent is waiting for a different effect.
+            InputDeadLetteredError: the effect failed again, which created a new dead letter. All other errors are those of
+                `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.retry_command_for(agent, key, await self.describe(agent, timeout_s))
         await self._send_command(command, key, deadline_s, is_early=not operator_commands.is_retry_or_undo(command))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Undo an effect with its compensation, even after the effect's turn ended successfully. The agent is not notified. A later request
-        executes the effect again. Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises the
-        errors of `retry_effect`."""
+        """Undo an effect by running its compensation, even if the effect's turn ended successfully. The agent is not notified. If the agent
+        requests the effect again later, the effect is executed again. Return when a complete snapshot holds the undo. If the effect is
+        already undone, nothing happens. Raises the errors of `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._send_command(operator_commands.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)
 
@@ -534,7 +548,7 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
-        except Exception as error:  # This is a bug in snapline: no caller may wait forever.
+        except Exception as error:  # This is a bug in snapline, but no caller may wait forever.
             fail_all([*[each.ending for each in self._sends.waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:
@@ -565,12 +579,12 @@ class Client:
         self._feed(await request)
 
     def _renew(self) -> None:
-        """Use new certificates for new connections. Pending calls continue on the old connections."""
+        """Use the new certificates for new connections. Pending calls continue on the old connections."""
         self._hosts.renew()
         old_coordinator, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
         self._start(close_later(old_coordinator))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
-    """Return a client as soon as the coordinator has answered it. Raises the errors of `Client.connect`."""
+    """Create a client, wait until the coordinator has answered, and return the client. Raises the errors of `Client.connect`."""
     return await started(Client(address, security, check_id(name, "client")))

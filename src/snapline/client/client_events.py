@@ -1,7 +1,8 @@
 """Events and commands of a client's core.
 
-The adapter assigns numbers to sends; the core assigns numbers to requests. AgentsFound or LookupFailed answers each LookUpAgents exactly
-once, RequestAnswered or RequestFailed each OfferInputs, and AnswerHeard or RequestFailed each AskHost.
+The adapter, which does the I/O, assigns numbers to sends. The core assigns numbers to requests. Each LookUpAgents is answered exactly once,
+by AgentsFound or LookupFailed. Each OfferInputs is answered by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or
+RequestFailed.
 """
 
 import msgspec
@@ -26,7 +27,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """One input from the program to an agent. The adapter holds the input's key and payload."""
+    """One input that the program sends to an agent. The adapter holds the input's key and payload."""
 
     send: int
     agent: str
@@ -35,7 +36,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsGiven(Event, frozen=True, gc=False):
-    """The program has sent inputs, in the order of their delivery to each agent."""
+    """The program has sent inputs. Each agent must receive its inputs in this order."""
 
     sends: tuple[Send, ...]
 
@@ -47,7 +48,7 @@ class SendsDropped(Event, frozen=True, gc=False):
 
 
 class AnswerRequested(Event, frozen=True, gc=False):
-    """The program waits for the agent's answer to an accepted input. The adapter assigns numbers to asks."""
+    """The program waits for the agent's answer to an accepted input. `ask` is a number that the adapter assigns."""
 
     ask: int
     agent: str
@@ -61,7 +62,7 @@ class AskDropped(Event, frozen=True, gc=False):
 
 
 class ClientClosed(Event, frozen=True, gc=False):
-    """The client is closed: the core starts no more requests."""
+    """The client has been closed, so the core must start no more requests."""
 
 
 # ---- from the coordinator, hosts, the clock -----------------------------------------------------------------------
@@ -73,7 +74,7 @@ class AgentsFound(Event, frozen=True, gc=False):
 
 
 class LookupFailed(Event, frozen=True, gc=False):
-    """Agents could not be looked up. `is_final` means that every attempt would fail."""
+    """The locations of agents could not be looked up. `is_final` means that every further attempt would fail."""
 
     request: int
     reason: str
@@ -95,8 +96,8 @@ class AnswerHeard(Event, frozen=True, gc=False):
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """A request ended without an answer. `is_unsent`: the host has certainly accepted none of its inputs. `is_final`: every attempt would
-    fail."""
+    """A request ended without an answer. `is_unsent` means that the host has certainly accepted none of the request's inputs. `is_final`
+    means that every further attempt would fail."""
 
     request: int
     reason: str
@@ -130,7 +131,7 @@ class OfferInputs(Command, frozen=True, gc=False):
 
 
 class AskHost(Command, frozen=True, gc=False):
-    """Wait for a host's answer to an ask, within the time limit."""
+    """Request the answer to an input from a host, and wait for it within the time limit."""
 
     request: int
     host: str
@@ -143,10 +144,10 @@ class FinishAsk(Command, frozen=True, gc=False):
     """Report the outcome of an ask to the program.
 
     Attributes:
-        ending: "answered"; "buried": the input is a dead letter; "forgotten": the agent does not know the key, or has stopped; "late": the
-            deadline has passed; "missing", "ended" and "denied" as for a send.
-        reason: a readable sentence without the full stop.
-        outcome: the host's outcome, for the first two endings.
+        ending: "answered" if the answer has arrived. "buried" if the input is a dead letter. "forgotten" if the agent does not know the key
+            or has stopped. "late" if the deadline has passed. "missing", "ended" and "denied" have the same meaning as in FinishSend.
+        reason: the reason as a readable sentence without a full stop.
+        outcome: the outcome that the host reported, if `ending` is "answered" or "buried".
     """
 
     ask: int
@@ -159,12 +160,12 @@ class FinishSend(Command, frozen=True, gc=False):
     """Report the outcome of a send to the program.
 
     Attributes:
-        ending: "taken": accepted; "refused" permanently; "missing": the agent does not exist; "ended": the fleet has ended; "denied":
-            this client has no permission; "unknown": the input may have been accepted; "not taken": the input was certainly not accepted
-            in time.
-        reason: a readable sentence without the full stop.
-        number: number of the input among the inputs of its agent.
-        is_repeated: the host knew the key before this request.
+        ending: "taken" if the input was accepted. "refused" or "not public" if the host will never accept the input. "missing" if the agent
+            does not exist. "ended" if the fleet has ended. "denied" if this client has no permission. "unknown" if the input may have been
+            accepted. "not taken" if the input was certainly not accepted in time.
+        reason: the reason as a readable sentence without a full stop.
+        number: sequence number of the input among all inputs of its agent.
+        is_repeated: whether the host had already accepted an input with this key before this request.
     """
 
     send: int

@@ -1,43 +1,46 @@
-"""Core of a fleet's client: decides which host to ask, when to retry, and the outcome of each send. The core does no I/O.
+"""Core of a fleet's client. Without doing I/O, it decides which host to contact, when to retry, and how each send ends.
 
 Problem
 -------
-An external program wants an agent to receive a message exactly once. The agent lives on some host, which may crash at any moment.
-Another host may then own the agent, and only the coordinator knows which. Requests and answers may be lost, delayed or duplicated.
+An external program wants an agent to receive a message exactly once. The agent runs on a host that may crash at any moment. Another host
+may own the agent after a crash, and only the coordinator knows which host that is. Requests and answers may be lost, delayed or duplicated.
 
 Model
 -----
-A host that owns the agent answers "accepted" or "repeated" if and only if the input is durable in its log. It recognizes inputs by their
-keys and never accepts one twice. "retry" means that the host has not accepted the input in this request, "refused" that it never will. An
-answered request was received once. A missing answer proves nothing: the input may have been accepted, or may be accepted later, while
-the request is in transit. Within one request, a host decides the inputs of one agent in order: after a "retry", it accepts none of the
-inputs of that agent that follow.
+A host that owns the agent answers "accepted" or "repeated" if and only if the input is durable in its log. It detects duplicate inputs by
+their keys and never accepts an input twice. "retry" means that the host has not accepted the input in this request. "refused" means that it
+never will. If a request was answered, the host received it exactly once. A missing answer proves nothing: the host may have accepted the
+input, or may still accept it while the request is in transit. Within one request, a host decides the inputs of each agent in order. After
+it has answered "retry" for an input, it accepts none of that agent's later inputs.
 
 Rules
 -----
-1. *A receipt is a host's answer.* A send ends as accepted after "accepted" or "repeated", and in no other way.
+1. *Only a host's answer is a receipt.* A send ends as accepted if and only if a host has answered "accepted" or "repeated".
 2. *Repeating a key is always safe*, so a send without a final answer is retried with the same key until its time limit.
-3. *Order.* At most one request per agent is in flight. Inputs that a request leaves undecided come first in the next request. So the inputs
-   that have a receipt are numbered in the order in which the program sent them. An input that ended as unknown may still be accepted at
-   any later position.
-4. *Doubt stays.* Once a request that contained a send has ended without an answer, that send ends as accepted or as unknown. A later
-   refusal is about the later request only.
-5. *Every send ends*, at the latest at its deadline.
+3. *Order.* At most one request per agent is in flight. Inputs that a request leaves undecided come first in the next request. So the
+   numbers of inputs with receipts follow the order in which the program sent them. An input whose send ended as unknown may still be
+   accepted at any later position.
+4. *Doubt is permanent.* Once a request that contained a send has ended without an answer, that send can end only as accepted or as unknown.
+   A later refusal says nothing about the unanswered request.
+5. *Every send ends* at its deadline at the latest.
 
-The client remembers an agent's place until a host rejects the agent's inputs. A host that knows a newer place names that place. The first
-redirect is followed immediately; further ones wait, since two hosts may redirect to each other. All other retries wait, with exponential
-backoff and jitter from the client's seed, so that clients of a lost host do not all return at once.
+The client caches an agent's host until that host rejects the agent's inputs. A host that knows the agent's newer host redirects the client
+to it. The client follows the first redirect immediately, but waits before further redirects, since two hosts may redirect to each other.
+All other retries wait too, with exponential backoff and with jitter from the client's seed, so that the clients of a lost host do not all
+retry at once.
 
-Sends that arrive while requests are in flight are batched into the next request to their host; no other send waits for a batch to fill.
+Sends that arrive while requests are in flight are batched into the next request to their host. Apart from that, no send waits for a batch
+to fill.
 
-Answers. An ask waits for the answer to an accepted input (`OpenAsks`). The host that owns the agent reports the outcome of an input once it
-may be released. Until then the client repeats its request to that host: after "retry", after a call without an answer, and after a long
-call. A request for an answer changes nothing and may be repeated at any time. Every ask ends, at the latest at its deadline.
+Answers. An ask waits for the answer to an accepted input (`OpenAsks`). The host that owns the agent reports the outcome of an input once
+the outcome may be released. Until then, the client repeats its request whenever a host replies "retry", a call ends without an answer, or a
+call takes too long. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends at its deadline at the
+latest.
 
 The caller's duties:
-1. Carry out commands in order. Answer each request exactly once and within its limit.
+1. Carry out commands in order. Answer each request exactly once and within its time limit.
 2. Pass TimerFired to the core at `wakeup_ns` or later.
-3. Offer a send with the same key and the same payload in every request.
+3. Use the same key and the same payload in every request that contains a send.
 """
 
 import heapq
@@ -53,14 +56,16 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, AskOutcome, InputOutcome
 
 ASKS_AT_ONCE = 32
-"""Largest number of concurrent asks of one host. Each ask is a call, a connection allows 64 calls, and inputs share the connection."""
+"""Largest number of asks that wait for the same host concurrently. Each ask is one call. A connection allows 64 calls, and inputs share the
+connection with asks."""
 
 ASK_ATTEMPT_NS = 10_000_000_000
-"""Longest time of one call. Keepalive detects an unreachable host sooner; this limit is for a live host that no longer owns the agent."""
+"""Longest duration of one call for an answer. The limit is meant for live hosts that no longer own the agent. Keepalive detects an
+unreachable host sooner."""
 
 
 class _Ask:
-    """An open ask. `stage` is "lost", "finding", "ready", "out" or "resting"; `failures` is the number of consecutive failures."""
+    """An open ask. `stage` is one of `_STAGES`. `failures` is the number of consecutive failures."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -74,7 +79,7 @@ class _Ask:
 
 
 class OpenAsks:
-    """Open asks of one client. `number` assigns numbers to requests. Sends and asks share the known places of agents."""
+    """The open asks of one client. `number` returns the number of the next request. Asks share the cache of agents' hosts with sends."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:
         self._queues = queues
@@ -84,12 +89,12 @@ class OpenAsks:
         self._deadlines: list[tuple[int, int]] = []
         self._rests: list[tuple[int, int]] = []
         self._finding: dict[int, tuple[int, ...]] = {}
-        """The request that looks up agents now, at most one, and the asks that wait for its answer."""
+        """The pending request that looks up agents, mapped to the asks that wait for its reply. At most one such request is pending."""
         self._out: dict[int, tuple[HostAddress, int]] = {}
-        """Request → host and ask. The ask may have ended already."""
+        """Request → the host and the ask that it is for. The ask may have ended already."""
 
     def owns(self, request: int) -> bool:
-        """Return whether this object made the request."""
+        """Return whether the request was made for an ask (not for a send)."""
         return request in self._finding or request in self._out
 
     # ---- the program ----------------------------------------------------------------------------------------------
@@ -100,7 +105,7 @@ class OpenAsks:
         self._go(ask)
 
     def drop(self, ask: int) -> None:
-        """Drop an ask that no program waits for any more."""
+        """Drop an ask whose program no longer waits."""
         self._asks.pop(ask, None)
 
     def close(self, reason: str) -> list[ev.Command]:
@@ -157,7 +162,8 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: HostAddress, now_ns: int) -> None:
-        """Ask the host that the reply names, at once if the ask has not failed before. Otherwise wait, then look up the agent."""
+        """If the reply names another host and the ask has not failed before, ask that host immediately. Otherwise wait, then look up the
+        agent."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -178,14 +184,15 @@ class OpenAsks:
         return []
 
     def _forget(self, ask: _Ask, place: HostAddress) -> None:
-        """Forget the agent's place, since the agent may have moved, unless another request has already updated it."""
+        """Remove the agent's host from the cache, since the agent may have moved. Do nothing if another request has already updated the
+        cache."""
         if self._queues.places.get(ask.agent) == place:
             del self._queues.places[ask.agent]
 
     # ---- after every event ----------------------------------------------------------------------------------------
 
     def evaluate(self, now_ns: int) -> list[ev.Command]:
-        """Return the commands that follow from the current time and the asks' stages."""
+        """End asks whose deadline has passed, resume asks whose wait has ended, and return the resulting commands."""
         commands: list[ev.Command] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             expired = self._asks.get(heapq.heappop(self._deadlines)[1])
@@ -199,7 +206,7 @@ class OpenAsks:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which `evaluate` is needed."""
+        """Return the next time at which `evaluate` must be called, or None if there is none."""
         while self._deadlines and self._deadlines[0][1] not in self._asks:
             heapq.heappop(self._deadlines)
         while self._rests and self._rests[0][1] not in self._asks:
@@ -242,7 +249,7 @@ class OpenAsks:
         ask.stage = "ready" if ask.agent in self._queues.places else "lost"
 
     def _rest(self, ask: _Ask, reason: str, now_ns: int) -> None:
-        """Wait before the next attempt, longer after each failure."""
+        """Schedule the next attempt after a wait that grows with each failure."""
         ask.failures += 1
         ask.stage, ask.reason = "resting", reason
         due_ns = now_ns + wait_ns(ask.failures, f"{self._seed}/ask {ask.ask}/{ask.failures}")
@@ -256,7 +263,7 @@ class OpenAsks:
         return [self._asks[ask] for ask in asks if ask in self._asks]
 
     def validate(self) -> None:
-        """Check the tables against each other; raise AssertionError if they are inconsistent."""
+        """Check that the tables agree. Raise AssertionError if they are inconsistent."""
         out = sorted([ask for _, ask in self._out.values() if ask in self._asks])
         finding = sorted([ask for asks in self._finding.values() for ask in asks if ask in self._asks])
         resting = {ask for _, ask in self._rests}
@@ -275,11 +282,11 @@ def _longest_ns(asks: Iterable[_Ask], now_ns: int) -> int:
 
 
 REQUESTS_MAX = 4
-"""Largest number of requests in flight to one host. The host's log writes one batch at a time, while the next requests may travel."""
+"""Largest number of requests in flight to one host. While the host's log writes one batch, the next requests are already in transit."""
 
 ATTEMPT_NS = 5_000_000_000
-"""Longest time of one request. Keepalive detects a dead or frozen host in about that time, and a store that is slower has a fault. After
-that time the client looks up the agent's owner again."""
+"""Longest duration of one request, after which the client looks up the agent's owner again. Keepalive detects a dead or frozen host in
+about that time, and a store that takes longer is faulty."""
 
 CLOSED = "the client was closed"
 
@@ -292,7 +299,7 @@ class _Request(msgspec.Struct):
 
 
 class ClientCore:
-    """Decisions of one client. `handle` is the only entry; `seed` is the seed of the random backoff."""
+    """The decisions of one client. All events enter through `handle`. `seed` is the seed of the random backoff."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0
@@ -303,9 +310,9 @@ class ClientCore:
         self._entries: dict[int, Entry] = {}
         """Open sends by number."""
         self._deadlines: list[tuple[int, int]] = []
-        """Heap of pairs of deadline and send."""
+        """Heap of pairs (deadline, send)."""
         self._finding: dict[int, list[AgentQueue]] = {}
-        """The request that looks up agents now, at most one, and the queues that wait for it."""
+        """The pending request that looks up agents, mapped to the queues that wait for its reply. At most one such request is pending."""
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[HostAddress, int] = {}
         """Number of requests in flight to each host."""
@@ -325,7 +332,7 @@ class ClientCore:
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
-        """Handle one event; return the commands to carry out, in order."""
+        """Handle one event. Return the commands to carry out, in order."""
         self._now = now_ns
         out: list[ev.Command] = []
         self._out = out
@@ -340,7 +347,7 @@ class ClientCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which TimerFired is due, or None."""
+        """Return the next time at which TimerFired is due, or None if no timer is needed."""
         while self._deadlines and self._deadlines[0][1] not in self._entries:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns, self._asks.wakeup_ns]
@@ -390,7 +397,7 @@ class ClientCore:
                 self._settle(queue, places.get(queue.agent), reply.phase)
 
     def _settle(self, queue: AgentQueue, found: LocatedAgent | None, phase: str) -> None:
-        """Process the lookup result for one agent."""
+        """Process the result of looking up one agent."""
         if found is None or found.state not in ("alive", "left", "unknown"):
             self._rest(queue, f"the fleet is {phase}, and agent {queue.agent} has no host just now")
         elif found.state == "alive":
@@ -439,7 +446,7 @@ class ClientCore:
                 self._queues.go(queue)
 
     def _decide(self, entry: Entry, outcome: InputOutcome) -> None:
-        """End a send with a final outcome."""
+        """End a send with the final outcome that a host has reported."""
         if outcome.status in (ACCEPTED, REPEATED):
             self._over(entry)
             is_repeated = outcome.status == REPEATED
@@ -452,7 +459,7 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: HostAddress) -> None:
-        """Send to the host named in the reply, or look up the agent. The first retry is immediate."""
+        """If the reply names another host and no attempt has failed before, send to that host immediately. Otherwise retry after a wait."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place
@@ -479,7 +486,7 @@ class ClientCore:
             self._end_queue(self._queue_of(agent), ev.DENIED, event.reason)
 
     def _fail(self, request: _Request, reason: str, *, is_unsent: bool = False) -> None:
-        """Handle a failed request. The outcomes of its sends are unknown, unless nothing was sent."""
+        """Handle a failed request. The outcomes of its sends are unknown unless the request certainly changed nothing (`is_unsent`)."""
         entries: dict[str, list[Entry]] = {}
         for entry in request.entries:
             entry.is_in_doubt = entry.is_in_doubt or not is_unsent
@@ -528,7 +535,7 @@ class ClientCore:
                 self._out.append(ev.OfferInputs(number, *place, sends, self._limit_ns(entries)))
 
     def _limit_ns(self, entries: Iterable[Entry]) -> int:
-        """Return the time limit of a request, which ends at the last deadline of its sends."""
+        """Return the time limit of a request: the latest deadline of its sends, but at most ATTEMPT_NS."""
         return min(ATTEMPT_NS, max([entry.deadline_ns for entry in entries]) - self._now)
 
     def _next_request(self) -> int:
@@ -541,14 +548,14 @@ class ClientCore:
         self._queues.rest(queue, self._now, reason)
 
     def _end_queue(self, queue: AgentQueue, ending: str, reason: str) -> None:
-        """End all sends that wait for this agent."""
+        """End all sends that are waiting in this queue."""
         for entry in queue.waiting:
             self._end(entry, ending, reason)
         queue.waiting.clear()
         self._queues.retire(queue)
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        """End a send without an answer. If a request contained the send, the input may have been accepted."""
+        """End a send that has no answer. If a pending request contains the send, the input may have been accepted."""
         if not self._queues.take_out(entry):
             entry.is_in_doubt = True
         self._end(entry, ev.NOT_TAKEN, reason)
@@ -563,7 +570,7 @@ class ClientCore:
         entry.is_over = True
 
     def _queue_of(self, agent: str) -> AgentQueue:
-        """Return the queue of an agent that has an open send or a send in a request."""
+        """Return the queue of an agent. The agent must have an open send or a send in a pending request."""
         queue = self._queues.of(agent)
         assert queue is not None, f"no queue for {agent}"
         return queue
@@ -571,7 +578,7 @@ class ClientCore:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check all invariants; raise AssertionError for the first that does not hold."""
+        """Check all invariants. Raise AssertionError for the first one that is violated."""
         agents_out = [agent for x in self._requests.values() for agent in dict.fromkeys([y.agent for y in x.entries])]
         assert len(agents_out) == len(dict.fromkeys(agents_out)), "an agent in two requests"
         finding = {queue.agent for queues in self._finding.values() for queue in queues}
@@ -585,4 +592,4 @@ class ClientCore:
 
 
 def _nothing(_event: ev.Event) -> None:
-    """Do nothing. The checks after every event also handle the passing of time."""
+    """Do nothing, since `handle` checks the time after every event."""

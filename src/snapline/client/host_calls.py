@@ -1,14 +1,14 @@
-"""Calls from a client to hosts: one connection to each host, requests with inputs, and questions about one agent.
+"""Calls from a client to hosts, over one connection per host. A call sends inputs, or asks a question about one agent.
 
-A host processes a request when it has received the last message of the request's stream. So a call that failed before the connection was
-made, or before that message was written, has certainly changed nothing. If the call fails later, its outcome is unknown.
+A host processes a request only after it has received the last message of the request's stream. So a call that fails before the connection
+is made, or before that message is written, has certainly changed nothing. If a call fails after that, its outcome is unknown.
 
-Most requests are a single message and use a unary call, which is the same on the wire. If writing to a stream fails because the host has
-ended the call, gRPC does not report the reason (`tests/access/world.py` calls such a call unheard).
+Most requests are a single message and use a unary call, which looks the same on the wire. If a write to a stream fails because the host has
+ended the call, gRPC does not report why the host ended it (`tests/access/world.py` calls such a call unheard).
 
-Only the agent's owner knows the agent's live state and description. Any host can read a saved state, but the owner is asked first, since
-its cache is warm. Other hosts are asked while the owner is lost. Questions change nothing, so failed ones are repeated until the time
-limit.
+Only the host that owns an agent knows the agent's live state and description. Any host can read a saved state, but the owner is asked
+first, since its cache is warm. While the agent has no live owner, other hosts are asked. Questions change nothing, so a failed question is
+repeated until the time limit.
 """
 
 import asyncio
@@ -59,26 +59,28 @@ from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256
-"""Largest number of open connections: as many as a fleet may have hosts. Above this number, the least recently used ones are closed."""
+"""Largest number of open connections, which is also the largest number of hosts in a fleet. Beyond this number, the least recently used
+connection is closed."""
 
 CONNECT_S_MAX = 2.0
-"""Longest wait for a connection in seconds, the same as for links between hosts."""
+"""Longest wait until a connection is established, in seconds. Links between hosts use the same limit."""
 
 FAILURES_MAX = 20
-"""Consecutive failures after which a connection is dropped, so that a host that is gone is not dialled forever. Until then the connection
-is reused, since its time limit for slow handshakes grows."""
+"""Number of consecutive failures after which a connection is dropped, so that gRPC does not dial a vanished host forever. Until then, the
+connection is reused, because it allows slow handshakes more time after each failure."""
 
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-"""Status codes that mean that the host will never accept a request of this client."""
+"""Status codes which mean that the host will never accept a request from this client."""
 
 _NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""Status codes with which a host rejects a request before it processes the inputs."""
+"""Status codes with which a host rejects a request before it processes any input."""
 
 _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class OfferError(Exception):
-    """A call ended without an answer. `is_unsent`: no input was accepted; `is_final`: every attempt would fail."""
+    """A call ended without an answer. `is_unsent` means that no input was accepted. `is_final` means that every further attempt would
+    fail."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -88,7 +90,8 @@ class OfferError(Exception):
 
 
 class _Connection:
-    """A connection to one host. `users` is the number of calls on it, `failures` the number of consecutive failures to connect."""
+    """A connection to one host. `users` is the number of pending calls that use the connection. `failures` is the number of consecutive
+    failures to connect."""
 
     __slots__ = ("channel", "failures", "users")
 
@@ -101,7 +104,7 @@ class HostCalls:
     """Connections to hosts, used by one event loop."""
 
     def __init__(self, security: Security, client: str) -> None:
-        """Create the object. `client` is the sender's name for all inputs."""
+        """Create the object. `client` is the name under which all inputs are sent."""
         self._security = security
         self._client = client
         self._connections: dict[tuple[str, str], _Connection] = {}
@@ -111,7 +114,8 @@ class HostCalls:
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method; operator commands use another one.
+        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method. Operator commands use a different
+        method than inputs.
 
         Raises:
             OfferError: the call ended without an answer.
@@ -125,7 +129,7 @@ class HostCalls:
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
-        """Ask a host for the outcome of an input, and wait for it. `encode_ask` makes `question`.
+        """Ask a host for the outcome of an input, and wait for that outcome. `question` is the result of `encode_ask`.
 
         Raises:
             OfferError: the call ended without an answer.
@@ -137,12 +141,12 @@ class HostCalls:
             return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
-        """Send a host a question about an agent; return the document. `encode_question` makes `question`.
+        """Send a question about an agent to a host, and return the document that answers it. `question` is the result of `encode_question`.
 
         Raises:
             NotHereError: the host cannot answer now.
             OfferError: the call ended without an answer.
-            SnaplineError: the error that the host raised.
+            SnaplineError: the host answered with this error.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -164,7 +168,7 @@ class HostCalls:
 
     @asynccontextmanager
     async def _connection(self, host: str, address: str) -> AsyncIterator[_Connection]:
-        """Yield a connection, which stays open until the block ends."""
+        """Yield a connection to the host. The connection stays open until the block ends."""
         place = (host, address)
         connection = self._connections.pop(place, None) or self._open(host, address)
         self._connections[place] = connection
@@ -195,7 +199,7 @@ class HostCalls:
             await connection.channel.close()
 
     async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
-        """Wait until the connection is established. Nothing is sent before."""
+        """Wait until the connection is established. Raise OfferError if it cannot be established in time. Nothing is sent before."""
         channel, loop = connection.channel, asyncio.get_running_loop()
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state not in _BROKEN:
@@ -226,7 +230,7 @@ async def _ask_once(
 async def _ask_in_parts(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """Send a request with a large input, split into parts."""
+    """Send a request that is too large for one message, split into several."""
     offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
     call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
     is_sent = False
@@ -288,7 +292,7 @@ def _not_understood(host: str, error: ProtocolError) -> OfferError:
 
 
 def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferError:
-    """Return the error for a call that ended without an answer."""
+    """Return the error for a call that the host or gRPC ended with a status instead of an answer."""
     is_unsent = not is_sent or code in _NOT_HANDED_ON
     match code:
         case grpc.StatusCode.UNAVAILABLE:
@@ -305,25 +309,26 @@ def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -
 AnswerT = TypeVar("AnswerT")
 
 FIND_S_MAX = 2.0
-"""Longest wait for the coordinator in seconds. The coordinator answers from memory; an election takes a second or two, and then the
-client asks again."""
+"""Longest wait for the coordinator's answer in seconds. The coordinator answers from memory. If an election is in progress, which takes a
+second or two, the client asks again."""
 
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
-"""Shortest and longest wait in seconds before a host is asked again. The wait doubles each time."""
+"""Shortest and longest wait in seconds before a question is repeated. The wait doubles each time."""
 
 ASK_S_MAX = 2.0
-"""Longest wait in seconds for a host that is asked about all its agents. The host answers from memory; a slow host is omitted."""
+"""Longest wait in seconds for the answer of a host that is asked about all its agents. The host answers from memory. A host that does not
+answer in time is omitted."""
 
 
 async def ask_until_answered(
     coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
 ) -> bytes:
-    """Repeat a question until a host has answered; return the document that the host sent.
+    """Repeat a question until a host has answered, and return the document that the host sent.
 
     Raises:
         UnknownOutcomeError: no host has answered in time.
         AgentMissingError, FleetEndedError: no host can answer.
-        UsageError: this client has no permission, or the question has no answer. Other errors of the host are passed on.
+        UsageError: this client has no permission, or the question has no answer. Other errors that the host reports are raised unchanged.
     """
     loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
     deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
@@ -348,8 +353,8 @@ async def ask_until_answered(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[AnswerT]
 ) -> dict[str, AnswerT | None]:
-    """Return the answer of each live host. None means no answer in time, or an older release. The result is empty if the hosts are
-    unknown."""
+    """Return the answer of each live host. A value of None means that the host did not answer in time, or runs an older release. If the
+    coordinator does not answer, the result is empty."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -368,7 +373,7 @@ async def ask_every_host(
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
-    """Return the agents of the fleet with pending work, as their hosts report it now."""
+    """Return the fleet's agents with pending work, as currently reported by their hosts."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
     received = [each for each in replies.values() if each is not None]
     silent = tuple([host for host, each in replies.items() if each is None])
@@ -380,7 +385,7 @@ async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> Wa
 async def recent_traces(
     coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
 ) -> dict[str, RecentTrace | None]:
-    """Return the events on each host after the host's cursor in `after`. `most` is the largest number of lines of one host."""
+    """Return the traced events of each host that follow the host's cursor in `after`. Each host returns at most `most` lines."""
 
     def question(host: str) -> Question:
         return trace_question(TraceWanted(after.get(host, ""), every, most))
@@ -395,7 +400,7 @@ async def _place(coordinator: CoordinatorClient, question: Question, limit_s: fl
 
 
 def owner_of(reply: LocateReply, question: Question) -> HostAddress | None:
-    """Return the host to ask; None means any host.
+    """Return the host that can answer the question, or None if any host can.
 
     Raises:
         NotHereError: no host can answer now. AgentMissingError, FleetEndedError: no host will ever answer.
@@ -421,7 +426,7 @@ def owner_of(reply: LocateReply, question: Question) -> HostAddress | None:
 
 
 def any_live_host(status: FleetStatus, tries: int) -> HostAddress:
-    """Return a live host, another one for each value of `tries`.
+    """Return a live host. Successive values of `tries` select the live hosts in turn.
 
     Raises:
         NotHereError: no host is alive.

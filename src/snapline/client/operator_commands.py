@@ -1,10 +1,10 @@
-"""Operator commands on dead letters and effects: selection of their targets, the commands, and the outcome of each.
+"""Operator commands on dead letters and external effects: how their targets are selected, how commands are sent, and what outcome each has.
 
-A command on a dead letter names the dead letter by number and identity, so the command never affects another one. The command may be
-repeated, since a settled dead letter is gone. One request carries all commands of a call to the agent's owner. The request is repeated
-with the same keys until each command has an outcome.
+A command on a dead letter contains the dead letter's number and identity, so it never affects a different dead letter. A command may be
+repeated, since a dead letter that was retried or dropped no longer exists. One request carries all commands of a call to the host that owns
+the agent. The request is repeated with the same keys until each command has an outcome.
 
-Commands on effects are for effects that are in doubt or have ended. This module also returns the state of open effects.
+Commands on effects apply to effects that are in doubt or have ended. This module also returns the state of unfinished effects.
 """
 
 import asyncio
@@ -68,17 +68,18 @@ HANDLED, FAILED, DROPPED, MISSING, NEVER = "handled", "failed", "dropped", "gone
 
 
 Numbers = Iterable[int] | None
-"""Numbers of dead letters; None for all current ones."""
+"""Numbers of dead letters. None means all current dead letters."""
 
 
 class DeadLetterResult(msgspec.Struct, frozen=True):
     """Outcome of a command on one dead letter.
 
     Attributes:
-        number: number of the dead letter among those of its agent.
-        outcome: "handled": its turn has ended successfully; "failed": it failed again, as a new dead letter; "dropped"; "gone": another
-            client had settled it, or a recovery had undone it, before its turn; "refused": `reason` says why.
-        message: answer of the turn if the dead letter was an input: `{"type": …, "fields": …}`; None if there was no answer.
+        number: number of the dead letter, unique among its agent's dead letters.
+        outcome: "handled" if the retry succeeded. "failed" if the retry failed, which creates a new dead letter. "dropped" if the dead
+            letter was dropped. "gone" if another client had retried or dropped it before, or a recovery had undone it. "refused" if the
+            host refused the command.
+        message: the answer that the retry gave, `{"type": …, "fields": …}`, if the dead letter was an input. None if there was no answer.
     """
 
     agent: str
@@ -100,11 +101,11 @@ class _Description(msgspec.Struct):
 
 
 def select_dead_letters(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_ReportedDeadLetter]:
-    """Return the selected dead letters; all current ones if `numbers` is None.
+    """Return the selected dead letters. If `numbers` is None, return all current dead letters.
 
     Raises:
-        NotFoundError: a number does not exist; the error lists the existing ones.
-        UsageError: a number is not valid, or is given twice.
+        NotFoundError: there is no dead letter with a given number. The error lists the existing numbers.
+        UsageError: a number is given twice.
     """
     dead_letters = {
         dead_letter.number: dead_letter for dead_letter in msgspec.convert(description, _Description).dead_letters
@@ -124,7 +125,7 @@ def select_dead_letters(agent: str, description: Mapping[str, object], numbers: 
 def dead_letter_commands(
     agent: str, verb: str, description: Mapping[str, object], numbers: Numbers
 ) -> list[GivenInput]:
-    """Return one command for each selected dead letter, each under its own key. Raises the errors of `select_dead_letters`."""
+    """Return one command for each selected dead letter, each with its own idempotency key. Raises the errors of `select_dead_letters`."""
     stem = secrets.token_hex(12)
     return [
         GivenInput(
@@ -139,12 +140,12 @@ def dead_letter_commands(
 
 
 WaitForAnswer = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
-"""Function that waits for the outcome of an input, until a deadline."""
+"""Function that waits until a deadline for the outcome of an input."""
 
 
 class CommandSender:
-    """Sends commands repeatedly to the agent's owner until each has an outcome. `late` creates the error that is raised after the
-    deadline."""
+    """Resends commands to the host that owns the agent until each command has an outcome. `late` creates the error to raise if the deadline
+    passes first."""
 
     def __init__(
         self,
@@ -161,7 +162,8 @@ class CommandSender:
     async def settle(
         self, words: Sequence[GivenInput], deadline_s: float, wait_for_answer: WaitForAnswer
     ) -> list[DeadLetterResult]:
-        """Return the outcome of each command. Raises the errors of `give`, and InputUnknownError if an outcome is not known in time."""
+        """Send the commands and return the outcome of each. Raises the errors of `give`, and InputUnknownError if an outcome does not
+        arrive in time."""
         outcomes = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
@@ -174,11 +176,11 @@ class CommandSender:
         return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, outcomes, strict=True)]))
 
     async def give(self, words: Sequence[GivenInput], deadline_s: float) -> list[InputOutcome]:
-        """Return one outcome for each command: accepted, repeated or refused.
+        """Send the commands and return one outcome for each: accepted, repeated or refused.
 
         Raises:
             InputUnknownError: the deadline passed before an answer arrived.
-            AgentMissingError, FleetEndedError: no agent can accept the commands.
+            AgentMissingError, FleetEndedError: the agent or the fleet no longer exists.
             UsageError: this client has no permission.
         """
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
@@ -220,7 +222,7 @@ class CommandSender:
 
 
 def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> DeadLetterResult:
-    """Return the outcome of a command.
+    """Return the outcome of a command on a dead letter.
 
     Raises:
         InputUnknownError: the deadline passed before an answer arrived.
@@ -240,7 +242,7 @@ def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refus
 
 
 def dead_letters_timeout_error(agent: str, reason: str) -> InputUnknownError:
-    """Return the error for dead letters whose outcome is unknown at the deadline."""
+    """Return the error to raise if the outcome of some dead letters is unknown at the deadline."""
     error = InputUnknownError(
         f"the outcome for some of these dead letters of agent {agent!r} is not known ({reason}): "
         f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"
@@ -268,12 +270,12 @@ class _EffectsDescription(msgspec.Struct):
 def resolution_command_for(
     agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool
 ) -> GivenInput:
-    """Return the resolution of the effect that the agent waits for, under its own key.
+    """Return the command that resolves the effect for which the agent waits. The command has its own idempotency key.
 
     Raises:
-        NotFoundError: the agent does not wait for this effect.
+        NotFoundError: the agent is not waiting for this effect.
         UsageError: `not_done` is set, but a result is given.
-        EncodingError, MessageTooLargeError: a journal cannot store the result.
+        EncodingError, MessageTooLargeError: the result cannot be stored in a journal.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
@@ -288,10 +290,11 @@ def resolution_command_for(
 
 
 def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
-    """Return the command that retries an effect, under its own key. If the effect waits for an operator, the command declares it not done.
+    """Return the command that retries an effect. The command has its own idempotency key. If the effect waits for an operator, the command
+    declares the effect not done.
 
     Raises:
-        UsageError: the agent waits for the effect, but the effect needs no operator.
+        UsageError: the agent is waiting for the effect, but the effect does not need an operator.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
@@ -303,25 +306,25 @@ def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -
 
 
 def effect_request_command(agent: str, verb: str, key: str) -> GivenInput:
-    """Return a request about an effect that has ended, under its own key."""
+    """Return a command for an effect that has ended, such as a retry or an undo. The command has its own idempotency key."""
     request = EffectRetry(verb, *parse_effect_key(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(request))
 
 
 def is_retry_or_undo(word: GivenInput) -> bool:
-    """Return whether the command is a request about an effect that has ended. Such a request is consumed in its own turn."""
+    """Return whether the command is for an effect that has ended. The agent handles such a command in a turn of its own."""
     return is_effect_request(word.payload)
 
 
 async def say(
     command_sender: CommandSender, word: GivenInput, key: str, deadline_s: float, wait_for_answer: WaitForAnswer
 ) -> None:
-    """Send the command to the agent until the waiting turn has consumed it or the command's own turn has ended. Raises the errors of
+    """Send the command, and wait until the waiting turn has consumed it or the command's own turn has ended. Raises the errors of
     `CommandSender.give`.
 
     Raises:
-        UsageError: the command is not needed, or another client has sent it before.
-        InputDeadLetteredError: the command's turn has failed.
+        UsageError: the host refused the command, or another command has already resolved the effect.
+        InputDeadLetteredError: the turn that handled the command has failed.
         InputUnknownError: the deadline passed before the outcome was known.
     """
     (outcome,) = await command_sender.give([word], deadline_s)
@@ -349,7 +352,7 @@ def _too_late(word: GivenInput, key: str) -> str:
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
-    """Return the error for a command whose outcome is unknown at the deadline."""
+    """Return the error to raise if the outcome of a command is unknown at the deadline."""
     error = InputUnknownError(
         f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
         "stands; saying the same again does no harm"
@@ -359,6 +362,6 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[UnfinishedEffect]:
-    """Return the effects that agents wait for now, as their hosts report them. Hosts that do not answer are skipped."""
+    """Return the effects for which agents currently wait, as reported by their hosts. Hosts that do not answer are skipped."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[UnfinishedEffect])
     return [effect for host_effects in replies.values() for effect in host_effects or ()]

@@ -1,7 +1,7 @@
-"""Reading outputs from the coordinator page after page. Each output is read once, also when the leader changes.
+"""Reads outputs from the coordinator page by page. Each output is read exactly once, even if the leader changes.
 
-`OutputReaderState` decides without I/O what to request next, and how to handle a failure. The cursor is the only state of a reader. If a
-page is lost, the reader requests the page again with the cursor of the last page received, so no output is repeated or skipped.
+Without doing I/O, `OutputReaderState` decides what to request next and how to handle a failure. A reader's position is its cursor. If a
+page is lost, the reader requests it again with the cursor of the last page received, so no output is repeated or skipped.
 """
 
 import asyncio
@@ -21,27 +21,28 @@ from snapline.messages.payloads import split_message
 from snapline.storage.outputs.output_record import parse_cursor
 
 WAIT_S = 10.0
-"""Longest time in seconds that a call waits for new outputs. Then the next call is made."""
+"""Longest time in seconds that one call waits for new outputs. If none arrive, the reader makes the next call."""
 
 CALL_S = 10.0
-"""Time limit of a call in seconds beyond that wait. Then the call is repeated."""
+"""Time limit of a call in seconds, in addition to the wait for new outputs. After this limit the call is repeated."""
 
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
-"""Pause in seconds after a failure, and its maximum. The pause doubles with each consecutive failure; an election takes a second or two."""
+"""Pause in seconds after the first failure, and its maximum. The pause doubles with each consecutive failure. For comparison, a leader
+election takes a second or two."""
 
 AHEAD_BYTES_MAX = 4 * 1024 * 1024
-"""Size of a page in bytes above which a reader does not prefetch the next page: such a page holds an output of nearly that size."""
+"""Page size in bytes above which a reader does not prefetch the next page. A page of this size holds an output that is nearly as large."""
 
 _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
-"""Errors that may be transient. Damage is not."""
+"""Errors that may be transient. DamagedDataError is a StoreError, but is never transient."""
 
 
 class OutputReaderState:
     """State of one reader of outputs.
 
     Attributes:
-        cursor: current position of the reader.
-        is_over: no more outputs will come.
+        cursor: current position in the stream of outputs.
+        is_over: whether the last output has been read, so that no more outputs will arrive.
     """
 
     def __init__(self, cursor: str, *, is_following: bool, patience_s: float) -> None:
@@ -54,11 +55,11 @@ class OutputReaderState:
 
     @property
     def wait_s(self) -> float:
-        """Longest time that the next call may wait for outputs."""
+        """Longest time in seconds that the next call may wait for outputs."""
         return WAIT_S if self._is_following else 0.0
 
     def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
-        """Process a page; return the outputs in it that are new."""
+        """Process a page. Return the outputs that it contains."""
         is_end = page.cursor == self.cursor and not page.releases
         self.is_over = page.is_over or (is_end and not self._is_following)
         self.cursor = page.cursor
@@ -66,7 +67,8 @@ class OutputReaderState:
         return page.releases
 
     def on_failure(self, now_s: float, error: Exception) -> float:
-        """Return the pause before the call is repeated. Raise the error if repeating does not help."""
+        """Return the pause in seconds before the call is repeated. Raise the error if it is permanent, or if calls have failed for too
+        long."""
         if not isinstance(error, _PASSING) or isinstance(error, DamagedDataError):
             raise error
         if not self._failures:
@@ -79,7 +81,7 @@ class OutputReaderState:
 
 
 class OutputsRequest(msgspec.Struct, frozen=True):
-    """Arguments of `Client.outputs`, which describes them."""
+    """Arguments of `Client.outputs`, whose docstring describes them."""
 
     topic: str
     after: str
@@ -92,7 +94,7 @@ class OutputsRequest(msgspec.Struct, frozen=True):
 async def requested_outputs(
     coordinator: Callable[[], CoordinatorClient], wanted: OutputsRequest
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield the requested outputs; see `Client.outputs`."""
+    """Yield the requested outputs, as `Client.outputs` describes."""
     check_timeout(wanted.timeout_s)
     parse_cursor(wanted.after)
     if wanted.topic:
@@ -110,8 +112,8 @@ async def follow_outputs(
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield outputs as they are released. `coordinator` is called for each request, since connections may be renewed.
 
-    The next page is requested while the program processes the current one, unless that page is large. So the end of the fleet is noticed
-    early.
+    The next page is requested while the program processes the current page, unless the current page is large. So the reader notices early
+    when the fleet ends.
     """
     next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
@@ -147,7 +149,8 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the cursor at which to start. A missing consumer is created; from then on its outputs are retained.
+    """Return the cursor at which to start. If the consumer does not exist, it is created, and its unacknowledged outputs are retained from
+    then on.
 
     Raises:
         UsageError: both arguments are given.
@@ -158,8 +161,8 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
 
 
 def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
-    """Yield the items of a release, decoding each message when needed: a message takes up to 30 times its encoded size. May raise
-    EncodingError."""
+    """Yield the items of a release. Each message is decoded only when it is needed, because a decoded message takes up to 30 times its
+    encoded size. May raise EncodingError."""
     if release.undone is not None:
         yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
     for output in release.outputs:

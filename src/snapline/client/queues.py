@@ -1,7 +1,7 @@
-"""Queues of sends to each agent, and their stages: the part of a client's core that keeps the order of sends.
+"""Queues of sends, one per agent, and their stages. This part of a client's core keeps the sends in order.
 
-All sends to one agent form one *queue*, which is in one of these stages. Each stage except "idle" and "out" has a table in this module. A
-queue is in the table of its stage and in no other.
+All sends to one agent form one *queue*, which is in one of the following stages. Except for "idle" and "out", each stage has a table. A
+queue is only in the table of its own stage.
 
     idle ── a send is added ──► ready, if its place is known; else lost
     lost ── the coordinator is asked ──► finding ──► ready, or resting
@@ -17,23 +17,26 @@ from snapline.client import client_events as ev
 
 BATCH_INPUTS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
-"""Largest size of one request: half of what a host accepts and of what a host's log writes at once. A larger input has its own request."""
+"""Largest size of one request, in inputs and in bytes. It is half of what a host accepts, and half of what a host's log writes at once. An
+input larger than that gets a request of its own."""
 
 WAIT_LEAST_NS, WAIT_MOST_NS = 50_000_000, 1_000_000_000
-"""Shortest and longest wait before a retry. A recovery takes about a second; a client that waited much longer would delay each send."""
+"""Shortest and longest wait before a retry. A recovery takes about a second, so a client that waited much longer would delay its sends
+needlessly."""
 
 PLACES_MAX = 20_000
-"""Largest number of agents whose places are cached: as many as a fleet may have. The oldest entry is evicted first."""
+"""Largest number of agents whose hosts are cached, which is also the largest number of agents in a fleet. The oldest cache entry is evicted
+first."""
 
 FOUND_MAX = 1000
-"""Largest number of agents in one request to the coordinator: half of what the coordinator allows."""
+"""Largest number of agents in one request to the coordinator. It is half of what the coordinator allows."""
 
 FINDING_NS = 2_000_000_000
-"""Longest wait for the coordinator. The coordinator answers from memory; an election takes a second or two, and then the client asks
-again."""
+"""Longest wait for the coordinator's answer. The coordinator answers from memory. If an election is in progress, which takes a second or
+two, the client asks again."""
 
 OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
-"""Phases of a fleet in which no input is accepted or answered any more, each with the reason."""
+"""Phases in which a fleet no longer accepts or answers inputs, each with the reason."""
 
 HostAddress = tuple[str, str]
 """A host and its address."""
@@ -43,8 +46,8 @@ class Entry:
     """One open send.
 
     Attributes:
-        is_in_doubt: a request that contained the send has ended without an answer.
-        is_over: the send has ended. If a request contains the send, it stays in the request.
+        is_in_doubt: whether a request that contained the send has ended without an answer.
+        is_over: whether the send has ended. A send that ends while a request is in flight stays in that request.
     """
 
     __slots__ = ("agent", "deadline_ns", "is_in_doubt", "is_over", "send", "size_bytes")
@@ -62,9 +65,9 @@ class AgentQueue:
     """The open sends to one agent.
 
     Attributes:
-        waiting: sends that are in no request, in order.
-        stage: stage of the queue; see the module docstring.
-        place: place of the agent in the stage "ready".
+        waiting: sends that are not in a request, in order.
+        stage: stage of the queue, as listed in the module docstring.
+        place: the host where the agent runs, valid in the stage "ready".
         failures: number of consecutive failures.
         reason: reason of the last failure.
     """
@@ -85,9 +88,9 @@ class AgentQueues:
     """The queues of one client.
 
     Attributes:
-        places: agent → its last known place.
-        lost: agents whose place is still to be requested.
-        ready: place → agents there whose first inputs can be sent.
+        places: agent → the last known host of the agent.
+        lost: agents whose host must still be looked up.
+        ready: host → agents on that host whose first inputs can be sent.
     """
 
     def __init__(self, seed: int) -> None:
@@ -97,10 +100,10 @@ class AgentQueues:
         self._seed = seed
         self._queues: dict[str, AgentQueue] = {}
         self._rests: list[tuple[int, str]] = []
-        """Heap of pairs of due time and agent. The entry of a queue that has left the stage early is stale."""
+        """Heap of pairs (due time, agent). If a queue leaves the stage "resting" early, its heap entry becomes stale."""
 
     def of(self, agent: str) -> AgentQueue | None:
-        """Return the queue of an agent that has waiting sends or a request."""
+        """Return the agent's queue, or None if the agent has neither waiting sends nor a pending request."""
         return self._queues.get(agent)
 
     def add(self, entry: Entry) -> None:
@@ -113,20 +116,21 @@ class AgentQueues:
             self.go(queue)
 
     def remember(self, agent: str, place: HostAddress) -> None:
-        """Cache the place of an agent."""
+        """Cache the host where an agent runs."""
         self.places.pop(agent, None)
         self.places[agent] = place
         if len(self.places) > PLACES_MAX:
             del self.places[next(iter(self.places))]
 
     def put_back(self, queue: AgentQueue, entries: list[Entry]) -> None:
-        """Return sends that a request has left undecided to the front of the queue, before all later sends."""
+        """Put sends that a request has left undecided back at the front of the queue, before all later sends."""
         queue.waiting.extendleft([entry for entry in reversed(entries) if not entry.is_over])
 
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def go(self, queue: AgentQueue) -> None:
-        """Move a queue that is in no table to its next stage: "ready" if its agent's place is known, "lost" otherwise."""
+        """Move a queue that is in no table to its next stage: "ready" if its agent's host is known, "lost" otherwise. Retire the queue if
+        it is empty."""
         place = self.places.get(queue.agent)
         if not queue.waiting:
             self.retire(queue)
@@ -138,7 +142,8 @@ class AgentQueues:
             self.lost[queue.agent] = None
 
     def rest(self, queue: AgentQueue, now_ns: int, reason: str) -> None:
-        """Let a queue that is in no table wait before its next attempt, longer after each failure."""
+        """Make a queue that is in no table wait before its next attempt. The wait grows with each failure. Retire the queue if it is
+        empty."""
         queue.failures += 1
         queue.reason = reason
         if not queue.waiting:
@@ -154,7 +159,7 @@ class AgentQueues:
         del self._queues[queue.agent]
 
     def take_out(self, entry: Entry) -> bool:
-        """Remove a send that no program waits for. Return False if a request contains the send, so that it is in no queue."""
+        """Remove a send from its queue. Return True if the send was in the queue, or False if it is in a request instead."""
         queue = self._queues[entry.agent]
         if entry not in queue.waiting:
             return False
@@ -167,7 +172,7 @@ class AgentQueues:
         return True
 
     def take_agents_to_look_up(self, most: int) -> list[AgentQueue]:
-        """Remove the agents that are looked up now from the table of lost ones; return their queues."""
+        """Remove at most `most` agents from the table `lost` so that they can be looked up. Return their queues."""
         agents = list(self.lost)[:most]
         for agent in agents:
             del self.lost[agent]
@@ -175,7 +180,8 @@ class AgentQueues:
         return [self._queues[agent] for agent in agents]
 
     def take_batch(self, place: HostAddress) -> list[Entry]:
-        """Take one batch of ready sends for a host. For each agent the first sends are taken, so the order is kept."""
+        """Remove one batch of ready sends for a host from the queues, and return it. Each agent's sends are taken from the front of its
+        queue, which keeps their order."""
         batch: list[Entry] = []
         size_bytes = 0
         for agent in list(self.ready[place]):
@@ -208,13 +214,14 @@ class AgentQueues:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which a wait ends."""
+        """Return the next time at which a wait ends, or None if no queue waits."""
         return self._rests[0][0] if self._rests else None
 
     # ---- invariants -------------------------------------------------------------------------------------------------
 
     def validate(self, *, finding: set[str], out: set[str]) -> list[Entry]:
-        """Check the tables against the agents being looked up and the agents in requests; return all waiting sends."""
+        """Check that the tables agree with `finding`, the agents being looked up, and `out`, the agents in requests. Return all waiting
+        sends."""
         ready = {agent for agents in self.ready.values() for agent in agents}
         for agent, queue in self._queues.items():
             assert queue.waiting or queue.stage in ("out", "finding"), (
@@ -230,11 +237,11 @@ class AgentQueues:
 
 
 def wait_ns(failures: int, text: str) -> int:
-    """Return the wait after this many consecutive failures, with jitter derived from `text`."""
+    """Return the wait in nanoseconds after this many consecutive failures, with jitter derived from `text`."""
     full_ns = min(WAIT_LEAST_NS << min(failures - 1, 10), WAIT_MOST_NS)
     return full_ns // 2 + _spread(text, full_ns // 2)
 
 
 def _spread(text: str, below: int) -> int:
-    """Return a number less than `below` that is derived from `text`."""
+    """Return a number from 0 to `below` - 1, derived from `text`."""
     return zlib.crc32(text.encode()) % below

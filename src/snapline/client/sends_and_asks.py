@@ -1,7 +1,8 @@
-"""Sends and asks of programs: validated inputs, the programs that wait, and the outcome of each, which is a receipt, a reply or an error.
+"""Sends and asks of a program: validation of the inputs, the futures on which the program waits, and the outcomes. An outcome is a receipt,
+a reply or an error.
 
-Sends wait in the order of the calls if limits are reached; each holds the future of its program. The number of asks is limited, too.
-`find`, `offer` and `ask` carry out the core's requests: each returns exactly one event for the core.
+If a limit on open sends is reached, further sends wait in the order of the calls. The number of open asks is limited, too. `find`, `offer`
+and `ask` carry out the core's requests. Each of these functions returns exactly one event for the core.
 """
 
 import asyncio
@@ -44,9 +45,9 @@ class Receipt(msgspec.Struct, frozen=True):
     """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite any crash or rollback.
 
     Attributes:
-        number: number of the input (1, 2, 3 …) among the inputs of its agent, which consumes them in this order.
+        number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. The agent consumes its inputs in this order.
         key: idempotency key of the input, unique among the inputs of its agent.
-        is_repeated: the input had been accepted before, under this number.
+        is_repeated: whether the input had already been accepted before, under this number.
     """
 
     agent: str
@@ -56,13 +57,14 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answer of an agent to an input.
+    """An agent's answer to an input.
 
     Attributes:
-        number: number of the input among the inputs of its agent.
-        message: `{"type": name of the type, "fields": plain values}`, or an instance of the class that the caller gave. None: the turn gave
-            no answer, or the answer is too old to be stored.
-        is_early: the answer was returned as soon as its turn had ended. A recovery may undo that turn, and the answer may then differ.
+        number: sequence number of the input among the inputs of its agent.
+        message: `{"type": name of the type, "fields": plain values}`, or an instance of the caller's `reply_type`. None if the turn gave no
+            answer, or if the answer is so old that it is no longer stored.
+        is_early: whether the answer was returned as soon as its turn had ended. A recovery may undo that turn, and the answer may then
+            differ.
         key: idempotency key of the input.
     """
 
@@ -74,22 +76,22 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ReplyReader:
-    """Decoder for the message of a reply. `kind` is the message's class; None means plain values."""
+    """Decoder for the message of a reply. `kind` is the message's class. If `kind` is None, messages are decoded to plain values."""
 
     def __init__(self, kind: Any) -> None:
         self._reader = MessageReader(kind, "reply_type", "the answer")
 
     def read(self, outcome: AskOutcome) -> object:
-        """Return the message that the reply contains.
+        """Return the message that the reply contains, or None if it contains none.
 
         Raises:
-            EncodingError: the message is of another type.
+            EncodingError: the message is not of the expected type.
         """
         return self._reader.read(outcome.type, outcome.body) if outcome.type else None
 
 
 def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
-    """Return the document of a requested snapshot; raise SnapshotAbortedError if the snapshot was not taken."""
+    """Return the document that describes a requested snapshot. Raise SnapshotAbortedError if the snapshot was not taken."""
     if not outcome.is_complete:
         which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
         raise SnapshotAbortedError(f"{which}: {outcome.reason}")
@@ -116,7 +118,7 @@ def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:
-    """Return the result of a send for the program: a receipt or an error."""
+    """Return the outcome of a send for the program, which is a receipt or an error."""
     if said.ending == ev.TAKEN:
         return Receipt(agent, said.number, key, said.is_repeated)
     error = _error_of(said.ending, said.reason, agent, key)
@@ -150,15 +152,15 @@ def _error_of(ending: str, reason: str, agent: str, key: str) -> SnaplineError:
 
 
 TIMEOUT_S_MAX = 86_400.0
-"""Largest time-out of any call, in seconds: one day."""
+"""Largest timeout of any call, in seconds: one day."""
 
 AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and an optional key."""
 
 
 class ExternalMessage(msgspec.Struct, frozen=True):
-    """A message from an external program: the name of its type, and its JSON. `public_only`: only a public handler may accept the
-    message."""
+    """A message from an external program: the name of its type, and its fields as JSON values. `public_only` means that only a public
+    handler may accept the message."""
 
     type: str
     fields: Any
@@ -166,16 +168,16 @@ class ExternalMessage(msgspec.Struct, frozen=True):
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise UsageError if the time-out is invalid."""
+    """Raise UsageError if the timeout is invalid."""
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise UsageError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """Return an input in the form in which a host receives it.
+    """Return the input in the form in which a host receives it. If `key` is None, a random key is generated.
 
     Raises:
-        UsageError: agent or key is invalid.
+        UsageError: `agent` or `key` is invalid.
         EncodingError, MessageTooLargeError: the message cannot be sent.
     """
     check_id(agent)
@@ -192,11 +194,11 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 CALLER_TRACE: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
-"""Trace context passed by a caller. It is used if the program itself has no current trace, as in a gateway."""
+"""Trace context that a caller has passed. It is used if the program has no current trace of its own, as in a gateway."""
 
 
 def current_tail() -> bytes:
-    """Return the reference to the program's current trace, which is added to a message; b"" if no trace is sampled.
+    """Return the reference to the program's current trace, which is appended to a message. Return b"" if the trace is not sampled.
 
     OpenTelemetry is used only if the program has already imported it.
     """
@@ -218,7 +220,7 @@ def _json_of(name: str, fields: object) -> bytes:
 
 
 class WaitingSend:
-    """An input and the program that waits for its receipt."""
+    """An input and the future on which the program waits for its receipt."""
 
     __slots__ = ("ending", "given")
 
@@ -228,15 +230,15 @@ class WaitingSend:
 
 
 def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    """Fail all futures with an error, because a bug in snapline must not make a program wait forever."""
+    """Fail all futures with an error. A bug in snapline must not make a program wait forever."""
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
-            ending.exception()  # mark the error as retrieved, since perhaps no program waits for it
+            ending.exception()  # mark the error as retrieved, since the program may have stopped waiting
 
 
 def late(given: GivenInput) -> SnaplineError:
-    """Return the outcome of a send that the core never received because of the limits."""
+    """Return the outcome of a send that was never passed to the core because the client's limits were reached."""
     finish = ev.FinishSend(
         0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more"
     )
@@ -247,12 +249,13 @@ def late(given: GivenInput) -> SnaplineError:
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of the inputs that a client holds at once, enough for requests to many hosts. Beyond any limit, further inputs
-wait."""
+"""Largest total size in bytes of the inputs that a client holds at once. It is enough for requests to many hosts. When a limit is reached,
+further inputs wait."""
 
 
 class Sends:
-    """Open sends of one client. `feed` hands events to the client's core; `waiting` maps numbers to sends."""
+    """The open sends of one client. `feed` passes an event to the client's core. `waiting` maps the number of each open send to the
+    send."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -263,7 +266,7 @@ class Sends:
         self._room = asyncio.Event()
 
     async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Send the inputs; return the outcome of each, in order."""
+        """Send the inputs. Return the outcome of each, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, WaitingSend] = {}
@@ -276,7 +279,7 @@ class Sends:
         return [*endings, *[late(given) for given in inputs[len(endings) :]]]
 
     async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
-        """Hand the inputs to the core in the order of the calls, within the limits."""
+        """Pass the inputs to the core in the order of the calls, waiting while the limits are reached. Return early at the deadline."""
         try:
             async with asyncio.timeout_at(deadline_s), self._gate:
                 at = 0
@@ -292,7 +295,7 @@ class Sends:
             await self._room.wait()
 
     def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """Hand as many inputs to the core as the limits allow, but at least one; return their number."""
+        """Pass as many inputs to the core as the limits allow, but at least one. Return their number."""
         sends: list[ev.Send] = []
         for item in inputs:
             if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
@@ -306,7 +309,7 @@ class Sends:
         return len(sends)
 
     def _drop(self, entered: dict[int, WaitingSend]) -> None:
-        """Drop sends that no program waits for any more. Sends in a request may still be accepted."""
+        """Drop sends whose program no longer waits. Sends that are already in a request may still be accepted."""
         dropped = tuple([send for send in entered if send in self.waiting])
         for send in dropped:
             self._forget(send)
@@ -319,17 +322,17 @@ class Sends:
         return waiting
 
     def finish(self, said: ev.FinishSend) -> None:
-        """Give a program the outcome of its send."""
+        """Pass the outcome of a send to the program that waits for it."""
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
 
 
 ASKS_MAX = 1000
-"""Largest number of answers that a client waits for at once. Further asks wait until one of them ends."""
+"""Largest number of answers for which a client waits at once. Further asks wait until one of the open asks ends."""
 
 ROOM_S = 1.0
-"""Extra time in seconds that an ask waits after its deadline, so that the core's decision comes first."""
+"""Extra time in seconds that an ask waits after its deadline, so that the core can end the ask first."""
 
 
 class _Waiting:
@@ -341,7 +344,7 @@ class _Waiting:
 
 
 class WaitingAsks:
-    """Asks of one client that wait. `feed` hands an event to the client's core."""
+    """The waiting asks of one client. `feed` passes an event to the client's core."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -350,7 +353,7 @@ class WaitingAsks:
         self._count = 0
 
     async def wait_for_answer(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for the outcome of an accepted input with this key, until the loop's time `deadline_s`."""
+        """Wait until `deadline_s`, a time of the event loop's clock, for the outcome of the accepted input with this key."""
         try:
             async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
                 return await self._ask(agent, key, deadline_s, is_early=is_early)
@@ -358,7 +361,7 @@ class WaitingAsks:
             return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
 
     async def wait_for_answer_to(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for the outcome of the input of a receipt."""
+        """Wait for the outcome of the input that the receipt confirms."""
         return await self.wait_for_answer(receipt.agent, receipt.key, deadline_s, is_early=is_early)
 
     async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
@@ -375,11 +378,11 @@ class WaitingAsks:
             self._waiting.pop(number, None)
 
     def question(self, ask: int) -> bytes:
-        """Return the encoded question for a host."""
+        """Return the encoded request for the answer, to be sent to a host."""
         return self._waiting[ask].question
 
     def finish(self, said: ev.FinishAsk) -> None:
-        """Give a program the outcome of its ask. The program may be gone."""
+        """Pass the outcome of an ask to the program, if the program still waits for it."""
         waiting = self._waiting.get(said.ask)
         if waiting is not None and not waiting.ending.done():
             waiting.ending.set_result(said)
@@ -391,15 +394,15 @@ class WaitingAsks:
 
 
 async def find(coordinator: CoordinatorClient, command: ev.LookUpAgents) -> ev.Event:
-    """Ask the coordinator for the locations of agents; return the event for the core."""
+    """Ask the coordinator for the locations of agents. Return the event for the core."""
     try:
         return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
-    except Exception as error:  # Every request must return an event, or its agents would wait forever.
+    except Exception as error:  # Every request must return an event, or the sends to its agents would wait forever.
         return ev.LookupFailed(command.request, str(error), is_final=isinstance(error, UsageError))
 
 
 async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
-    """Offer inputs to a host; return the event for the core."""
+    """Offer inputs to a host. Return the event for the core."""
     try:
         outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
         return ev.RequestAnswered(command.request, outcomes)
@@ -408,7 +411,7 @@ async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInp
 
 
 async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
-    """Wait for an answer from a host; return the event for the core."""
+    """Wait for the answer to an input from a host. Return the event for the core."""
     try:
         outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
         return ev.AnswerHeard(command.request, outcome)

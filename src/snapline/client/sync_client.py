@@ -1,6 +1,6 @@
-"""`snapline.SyncClient`: the client for programs without an event loop. The client runs an event loop in its own thread.
+"""`snapline.SyncClient`: the client for programs without an event loop. It runs its own event loop in a thread.
 
-gRPC misbehaves if several event loops of a process use it. One SyncClient serves all threads of a program.
+gRPC misbehaves if several event loops of one process use it. One SyncClient can serve all threads of a program.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 class SyncClient:
-    """`snapline.Client` for programs without an event loop; made by `connect`. All methods block, and may be called from any thread."""
+    """`snapline.Client` for programs without an event loop. `connect` creates it. All methods block, and may be called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -203,6 +203,6 @@ async def _next(found: AsyncGenerator[Output | OutputsReverted, None]) -> Output
 
 
 async def _close(client: Client) -> None:
-    """Close the client and finish all tasks of the loop, since other threads may wait for them."""
+    """Close the client, and wait for all tasks of the event loop, since other threads may wait for their results."""
     await client.close()
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Analysis of what a failure costs, in a trace or a running fleet, with results as objects for scripts and notebooks.
+"""Analysis of the cost of a failure, in a trace or in a running fleet. The results are objects for scripts and notebooks.
 
-A trace is a file that a host wrote, a file in the same format (docs/protocols.md), or a folder of such files. The results equal those of
-`snapline analyze` and `snapline recovery line`; notebooks render them with `_repr_html_`.
+A trace is a file that a host has written, another file in the same format (docs/protocols.md), or a folder of such files. The results are
+the same as those of `snapline analyze` and `snapline recovery line`. Notebooks render them with `_repr_html_`.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from snapline.recovery.trace_merge import Merged, TracedEvent, gather, merge_tra
 
 STANDARD_INPUT = "-"
 SUFFIX = ".jsonl"
-"""Suffix of the trace files that hosts write."""
+"""Extension of the trace files that hosts write."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_file(place: str) -> Events:
-    """Read the trace at `place`, a path or "-" for standard input. The trace may be compressed with gzip.
+    """Read the trace at `place`, which is a path, or "-" for standard input. The trace may be compressed with gzip.
 
     Raises:
         UsageError: the trace cannot be opened.
@@ -71,7 +71,7 @@ def read_merged(merged: Merged, folder: Path) -> Events:
 
 
 def read_trace_events(place: Path) -> list[TracedEvent]:
-    """Return all events of a file or of the traces in a folder, with hosts, times and markers.
+    """Return all events of a trace file, or of all traces in a folder, with hosts, times and markers.
 
     Raises:
         UsageError: `place` cannot be opened, or the folder has no traces.
@@ -98,19 +98,19 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def name_of(place: str) -> str:
-    """Return the name of `place` that messages show."""
+    """Return the name under which messages to users show `place`."""
     return "standard input" if place == STANDARD_INPUT else place
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; the file is opened at the first line."""
+    """Yield the lines of a file. The file is opened only when the first line is requested."""
     with _lines(str(path)) as lines:
         yield from lines
 
 
 @contextlib.contextmanager
 def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """Yield the uncompressed lines at `place`. Failures are translated into snapline's errors."""
+    """Yield an iterable of the decompressed lines at `place`. Failures to read are translated into snapline's errors."""
     with contextlib.ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
@@ -126,11 +126,12 @@ def _lines(place: str) -> Iterator[Iterable[bytes]]:
 
 
 class RecoveryLine(Mapping[str, object]):
-    """Recovery line of the fleet after some failures. The object is a mapping, the document that `snapline recovery line -o json` prints.
+    """Recovery line of the fleet after the failure of some agents. The object is a mapping, equal to the document that `snapline recovery
+    line -o json` prints.
 
     Attributes:
-        failed: ids of the agents that fail, or `host:h1`; empty if all agents fail.
-        agents: agent → number of the epoch or checkpoint to which the agent rolls back; None if the agent keeps its live state.
+        failed: ids of the agents that fail. An entry `host:h1` means all agents of host `h1`. Empty if all agents fail.
+        agents: agent → number of the epoch or checkpoint to which the agent rolls back, or None if the agent keeps its live state.
     """
 
     def __init__(self, document: Mapping[str, object]) -> None:
@@ -181,15 +182,15 @@ _COSTS = ("checkpoints passed over", "undone")
 
 
 class DominoReport:
-    """Result of `snapline analyze` for one failure in a trace.
+    """The result of `snapline analyze` for one failure in a trace.
 
     Attributes:
         failed: ids of the agents that fail.
         line: the recovery line.
         rolled_back: number of agents that roll back, including the failed ones.
-        depth: number of further rounds in which some agent had to roll back; 0 if there was no domino effect.
+        depth: number of additional rounds in which an agent had to roll back. 0 if there was no domino effect.
         reached_initial: agents that roll back to their initial states.
-        in_transit: messages sent before the line and received after it.
+        in_transit: messages sent before the recovery line and received after it.
         useless: agent → checkpoints that are on no consistent cut.
         obsolete: agent → checkpoints that no later recovery needs.
         forced: checkpoints that a protocol forced.
@@ -226,11 +227,11 @@ class DominoReport:
 
 
 class Trace:
-    """An execution traced by hosts (`snapline run --trace`), or written in the same format; made by `open_trace`.
+    """An execution that hosts have traced (`snapline run --trace`), or that was written in the same format. `open_trace` creates it.
 
     Attributes:
         agents: all agents, in the order of the trace.
-        omitted: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
+        omitted: agents whose last events are unknown because a host's trace ends too early. Each maps to the message that is missing.
     """
 
     def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:
@@ -242,11 +243,12 @@ class Trace:
         return len(self._execution.events)
 
     def domino(self, failed: Iterable[str] | None = None, *, protocol: str | None = None) -> DominoReport:
-        """Analyse what the failure of these agents would have cost.
+        """Analyse the cost that a failure of these agents would have had.
 
         Args:
-            failed: ids of the agents that fail; None for all.
-            protocol: drop the forced checkpoints of the trace and let this protocol force its own; "none" only drops them.
+            failed: ids of the agents that fail. None means all agents.
+            protocol: name of a checkpointing protocol. The forced checkpoints in the trace are replaced by those that this protocol would
+                have forced. "none" removes them without replacement.
 
         Raises:
             UsageError: an agent is not in the trace, or the protocol does not exist.

@@ -233,7 +233,7 @@ class Supervisor:
         self._commands: list[SupervisorCommand] = []
 
     def handle(self, now_ns: int, event: SupervisorEvent) -> list[SupervisorCommand]:
-        """Handle one event; return the commands to carry out, in order."""
+        """Handle one event. Return the commands to carry out, in order."""
         match event:
             case SupervisionStarted():
                 for place in self._all_processes():

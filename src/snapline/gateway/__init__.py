@@ -1,4 +1,4 @@
-"""HTTP gateway of a fleet: clients send inputs with keys, get answers, and read outputs.
+"""HTTP gateway of a fleet. Its clients send inputs with idempotency keys, get answers, and read outputs.
 
-It is one process and an ordinary client of the fleet.
+The gateway runs in one process and is an ordinary client of the fleet.
 """

@@ -1,17 +1,20 @@
-"""Serve the HTTP gateway of a fleet: inputs to agents, answers, and outputs. The gateway is an adapter; the client makes all decisions.
+"""Serves the HTTP gateway of a fleet, for inputs to agents, answers and outputs. The gateway is only an adapter. Its client makes all
+decisions.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
     GET  /openapi.json                 OpenAPI document, generic or with the message types of one fleet's classes
     GET  /health                       200 while the coordinator answers
 
-Everyone who can reach the gateway may send inputs to public handlers, which hosts check (`GivenInput.public_only`), and to the handlers that it is
-configured to serve (`Served`). So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
-(`http_server.py`); pages of other sites cannot send the token. A body must be declared as JSON. A page of another site can send such a body
-only after a CORS preflight, which the gateway does not answer.
+Anyone who can reach the gateway may send inputs to public handlers, and to the handlers that the gateway is configured to serve (`Served`).
+Hosts check whether a handler is public (`GivenInput.public_only`). So the gateway listens on a loopback address, or requires a token
+(`check_exposure`). Without a token, it rejects requests from pages of other sites (`http_server.py`). With a token, such pages cannot send
+the token. A body must be declared as JSON. A page of another site can send such a body only after a CORS preflight, which the gateway does
+not answer.
 
-`RequestLimits` bounds the number and size of requests, for one agent and in total; requests above the limits are rejected at once. An error has
-a status, and a body as in RFC 9457 (problem details). The process has one client and one server, until it is stopped.
+`RequestLimits` bounds the number and size of requests, per agent and in total. Requests beyond the limits are rejected immediately. The
+response to a failed request has an error status, and a body as specified in RFC 9457 (problem details). The process has one client and one
+server.
 """
 
 import asyncio
@@ -49,7 +52,7 @@ class NotJsonError(errors.UsageError):
 
 
 class BusyError(errors.ExternalFailureError):
-    """Too many requests or readers; the request had no effect."""
+    """There are too many requests or readers, so the request had no effect."""
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -70,20 +73,21 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotJsonError, 415),
     (errors.UsageError, 400),
 )
-"""Status of each error; the first match counts. 504: the request may have had an effect; repeat it with the same key."""
+"""HTTP status for each error class. The first match counts. 504 means that the request may have had an effect, and should be repeated with
+the same key."""
 
 OTHERWISE = 500
 
 
 def problem_of(error: Exception) -> JSONResponse:
-    """Return the response to a failed request: the error's text, with the input's agent, key and number if known."""
+    """Return the response to a failed request. It contains the error's text and, if known, the input's agent, key and number."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
     about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
     return problem(status, str(error), {"error": type(error).__name__, **about})
 
 
 def problem(status: int, detail: str, more: Mapping[str, object] | None = None) -> JSONResponse:
-    """Return a response with one sentence, and the fields that a program needs."""
+    """Return an error response that contains a sentence for people, and fields for programs."""
     headers = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -92,23 +96,24 @@ def problem(status: int, detail: str, more: Mapping[str, object] | None = None) 
 
 
 AGENT_REQUESTS_MAX = 100
-"""Largest number of requests to one agent. The agent handles them one after the other, in a few seconds. Other agents are not affected."""
+"""Largest number of concurrent requests to one agent. The agent handles that many, one after another, in a few seconds. Requests to other
+agents are not affected."""
 
 REQUESTS_MAX = 600
-"""Largest number of requests in total: below the number of connections, so that incomplete requests have room."""
+"""Largest total number of concurrent requests. It is less than the number of connections, so that there is room for incomplete requests."""
 
 AGENT_BYTES_MAX = MESSAGE_BYTES_MAX
-"""Largest size of requests to one agent: one message of the largest size."""
+"""Largest total size in bytes of the concurrent requests to one agent. It equals the largest size of a message."""
 
 BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""Largest size of requests in total: a client holds twice that, and makes further sends wait."""
+"""Largest total size in bytes of all concurrent requests. The gateway's client holds up to twice that amount before it makes sends wait."""
 
 STREAMS_MAX = 64
-"""Largest number of concurrent output streams: each may hold two pages of outputs, some MiB."""
+"""Largest number of concurrent output streams. Each may hold two pages of outputs, which take a few MiB."""
 
 
 class RequestLimits:
-    """Counts the open requests of one gateway."""
+    """Counts the open requests and output streams of one gateway, and enforces the limits."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
@@ -117,10 +122,10 @@ class RequestLimits:
 
     @contextmanager
     def request(self, agent: str) -> Iterator[Callable[[int], None]]:
-        """Count a request for an agent until the block ends. The yielded function counts bytes of its body.
+        """Count a request to an agent until the block ends. The yielded function counts the bytes of the request's body.
 
         Raises:
-            BusyError: a limit is exceeded; the yielded function raises it too.
+            BusyError: a limit is exceeded. The yielded function raises it too.
         """
         if self._requests[agent] >= AGENT_REQUESTS_MAX:
             raise BusyError(f"agent {agent} has {AGENT_REQUESTS_MAX} requests of this gateway under way")
@@ -167,7 +172,8 @@ class RequestLimits:
 
 
 class Served:
-    """Messages that the gateway serves in addition. `patterns`: patterns AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
+    """Messages that the gateway serves in addition to those of public handlers. `patterns` have the form AGENT/TYPE, where `*` matches any
+    characters, such as `desk-*/Order`.
 
     Raises:
         UsageError: a pattern is invalid.
@@ -180,7 +186,7 @@ class Served:
                 raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
 
     def has(self, agent: str, message_type: str) -> bool:
-        """Return whether a pattern matches messages of this type for this agent."""
+        """Return whether a pattern matches messages of this type to this agent."""
         return any(fnmatchcase(agent, of) and fnmatchcase(message_type, name) for of, name in self._patterns)
 
 
@@ -192,15 +198,16 @@ KEY = "Idempotency-Key"
 
 TIMEOUT_S_MAX = 600.0
 KEEP_ALIVE_S = 15.0
-"""Time between keep-alives of an output stream: proxies close silent connections."""
+"""Time in seconds between two keep-alives on an output stream without outputs. They are needed because proxies close idle connections."""
 
 PART_BYTES = 64 * 1024
-"""Size of the chunks in which an output is sent; the next chunk waits until the reader has received most of the current one."""
+"""Size in bytes of the chunks in which an output is sent. A chunk is sent only when the reader has received most of the previous one."""
 
 HEALTH_S = 2.0
 
 HEALTH_PERIOD_S = 1.0
-"""Shortest time between two checks of the coordinator, for any number of requests: health checks need no token."""
+"""Shortest time in seconds between two status calls to the coordinator, for any number of health requests. The limit is needed because
+health requests require no token."""
 
 JSON = "application/json"
 
@@ -210,9 +217,10 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Serves requests with one client.
+    """Serves HTTP requests with one client of the fleet.
 
-    `token`: required token, or "". `openapi`: the OpenAPI document. `served`: handlers to serve in addition to public ones.
+    `token` is the token that requests must contain, or "" if none is required. `openapi` is the OpenAPI document. `served` are the messages
+    that are served in addition to those of public handlers.
     """
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
@@ -224,7 +232,7 @@ class Gateway:
         self._health_lock, self._health_s, self._phase = asyncio.Lock(), float("-inf"), ""
 
     def app(self) -> Starlette:
-        """Return the application."""
+        """Return the ASGI application."""
         routes = [
             Route("/agents/{agent}/{message}", self._guarded(self._give), methods=["POST"]),
             Route("/outputs", self._guarded(self._outputs)),
@@ -248,7 +256,8 @@ class Gateway:
         return self._restricted_to_own_site(guarded)
 
     def _restricted_to_own_site(self, handler: Handler) -> Handler:
-        """Return a handler that, without a token, answers only this machine, and no page of another site."""
+        """Return the handler with an additional check. If no token is required, requests are rejected if they are for a different host
+        name, or if they come from a page of another site."""
         if self._token:
             return handler
 
@@ -297,7 +306,7 @@ class Gateway:
             opened.push_async_callback(reader.close)
             with contextlib.suppress(
                 TimeoutError
-            ):  # an invalid cursor fails at once, so it gets an error response, not a stream
+            ):  # an invalid cursor fails immediately, so that the response is an error instead of a stream
                 await asyncio.wait_for(asyncio.shield(reader.coming), HEALTH_S)
             return _OutputStream(reader, opened.pop_all())
 
@@ -323,16 +332,17 @@ class Gateway:
 
 
 class _Reader:
-    """Reader of outputs. `coming`: future of the next output."""
+    """Reads the outputs for one stream. `coming` is the future of the next output."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
         self.coming = asyncio.ensure_future(anext(found, None))
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events.
+        """Yield the outputs as server-sent events.
 
-        The cursor is the id, so a browser that reconnects continues after it. The next output is requested on demand.
+        An event's id is the output's cursor, so a browser that reconnects continues after that output. The next output is requested only
+        when the current one has been sent.
         """
         try:
             while True:
@@ -358,7 +368,7 @@ class _Reader:
 
 
 class _OutputStream(StreamingResponse):
-    """Response to a reader; closes `opened` when it ends, even if it never begins."""
+    """Response that streams outputs. It closes `opened` when it ends, even if it was never started."""
 
     def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
         headers = {"Cache-Control": "no-store"}
@@ -366,24 +376,26 @@ class _OutputStream(StreamingResponse):
         self._opened = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the response; called by the server."""
+        """Stream the response. The server calls this method."""
         async with self._opened:
             await super().__call__(scope, receive, send)
 
 
 def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
-    """Return head, data and end of an event. The decoded message, which may take 30 times its bytes, exists only in this function."""
+    """Return the head, the data and the end of an event. The decoded message, which may take 30 times its encoded size, exists only within
+    this function."""
     assert each is not None, "that is the end"
     kind = "undone" if isinstance(each, OutputsReverted) else "output"
     if isinstance(each, Output):
         message = _PLAIN.read(each.message["type"], each.message["fields"])
         each = msgspec.structs.replace(each, message=message)
-    data = bytes(memoryview(msgspec.json.encode(each)))  # copied, since the encoder's own buffer is half as large again
+    data = bytes(memoryview(msgspec.json.encode(each)))  # copied, since the encoder's own buffer is 50 % larger
     return f"id: {each.cursor}\nevent: {kind}\ndata: ".encode(), data, b"\n\n"
 
 
 async def _result_unless_disconnected(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
-    """Return the result; stop when the requester has disconnected, to free its slot."""
+    """Return the result of `asked`. Raise UsageError if the requester disconnects first, so that its place under the limits becomes
+    free."""
     result_task, disconnect_task = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:
         await asyncio.wait([result_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
@@ -402,7 +414,7 @@ async def _end_of(request: Request) -> None:
 
 
 async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw:
-    """Return the message's fields; an empty body has none. `take` counts its bytes."""
+    """Return the message's fields as JSON. If the body is empty, there are no fields. `take` counts the bytes of the body."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:
@@ -420,7 +432,7 @@ async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw
     try:
         text = bytes(body) or b"{}"
         read_json(text)
-        return msgspec.Raw(text)  # only the bytes are stored: decoded values take up to 30 times the space
+        return msgspec.Raw(text)  # only the bytes are kept, since decoded values take up to 30 times as much memory
     except UsageError as error:
         raise UsageError(f"the body is no JSON: {error}") from error
 
@@ -464,7 +476,8 @@ _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "numbe
 
 
 def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
-    """Return the document. With a fleet's classes it contains the types of public handlers and of `served` ones; otherwise no types."""
+    """Return the OpenAPI document. If `fleet` is given, the document contains the message types of its public handlers and those in
+    `served`. Otherwise it contains no types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:
@@ -484,7 +497,7 @@ def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
 
 
 def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
-    """Return the message types that the gateway may send to the fleet's agents, by name."""
+    """Return name → message type, for all message types that the gateway may send to the fleet's agents."""
     found: dict[str, type] = {}
     for agent in fleet.agents:
         for name, handler in agent_type(type(fleet.make(agent))).handlers.items():
@@ -528,7 +541,7 @@ CLIENT_NAME = "gateway"
 async def serve(
     address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
 ) -> None:
-    """Serve until SIGINT or SIGTERM; print the address.
+    """Serve the gateway until SIGINT or SIGTERM arrives. Print the server's address.
 
     Raises:
         UsageError: the server cannot listen on the address.

@@ -1,12 +1,13 @@
-"""Run an HTTP server for external users and programs. This module controls access, listening address, limits on connections, and shutdown.
+"""Runs an HTTP server for external users and programs. This module handles access, the listening address, limits on connections, and
+shutdown.
 
-uvicorn waits forever for the rest of a request, and for a client that does not read the answer. `BoundedConnection` closes a connection whose request
-is never completed, or whose answer is not read. If too many are open, it closes the one that has waited longest for the end of its request, so silent
-connections cannot block other clients.
+uvicorn waits forever for the rest of an incomplete request, and for a client that does not read the response. `BoundedConnection` closes a
+connection if its request is not completed in time or its response is not read in time. If too many connections are open, it closes the one
+that has waited longest for the end of its request. So idle connections cannot block other clients.
 
-Pages of other web sites must not act or read through a user's browser. If such a page points its domain name at 127.0.0.1 (DNS rebinding),
-the `Host` header shows that name. All other requests of such pages are recognized by `Sec-Fetch-Site` and `Origin`, which a page cannot
-forge in a browser. Programs other than browsers send neither header.
+Pages of other web sites must not use a user's browser to act on the fleet or to read from it. If such a page makes its own domain name
+resolve to 127.0.0.1 (DNS rebinding), the `Host` header contains that name. All other requests from such pages can be recognized by the
+headers `Sec-Fetch-Site` and `Origin`, which a page cannot forge in a browser. Programs that are not browsers send neither header.
 """
 
 import asyncio
@@ -26,21 +27,22 @@ from snapline.errors import UsageError
 from snapline.security.transport import is_loopback
 
 REQUEST_S_MAX = 30.0
-"""Longest time for a request to arrive completely: 16 MiB over 5 Mbit/s."""
+"""Longest time in seconds for a request to arrive completely. It is enough for 16 MiB at 5 Mbit/s."""
 
 READER_S_MAX = 60.0
-"""Longest time for a reader to receive what was sent, at most 128 KiB and one part of an answer; after that the reader counts as gone."""
+"""Longest time in seconds for a reader to receive the data sent so far, which is at most 128 KiB and one part of a response. After this
+time, the connection is closed."""
 
 CONNECTIONS_MAX = 800
-"""Largest number of connections: below the 1,024 open files that many systems allow; also at most half of this process's limit. A connection with
-an incomplete request takes about 30 KiB."""
+"""Largest number of connections. It is less than the 1,024 open files that many systems allow, and the number is also limited to half of
+this process's limit on open files. A connection with an incomplete request takes about 30 KiB."""
 
 HEAD_BYTES_MAX = 16 * 1024
-"""Largest size of a request without its body: twice what browsers send with many cookies."""
+"""Largest size in bytes of a request without its body. It is twice the size that browsers send with many cookies."""
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection with limits (see the module)."""
+    """HTTP connection with the limits that the module docstring describes."""
 
     waiting_since_s = 0.0
     _ending: asyncio.TimerHandle | None = None
@@ -52,47 +54,47 @@ class BoundedConnection(H11Protocol):
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Called by asyncio."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # same as uvicorn's
+        """Handle an asyncio callback."""
         super().connection_made(transport)
         self._wait_for_request()
         if len(self.connections) > min(CONNECTIONS_MAX, files_max() // 2):
             open_ones = [each for each in self.connections if isinstance(each, BoundedConnection)]
             waiting = [each for each in open_ones if each.is_waiting and not each.transport.is_closing()]
-            min(waiting, key=lambda each: each.waiting_since_s).cut()  # possibly this connection
+            min(waiting, key=lambda each: each.waiting_since_s).cut()  # this may be the new connection itself
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+        """Handle an asyncio callback."""
         was_waiting = self.is_waiting
         super().data_received(data)
         if was_waiting and not self.is_waiting:
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn at the end of an answer; the next request may begin here."""
+        """Handle the end of a response. uvicorn calls this method, in which the next request may begin."""
         super().on_response_complete()
         self._stop_waiting()
         if self.is_waiting:
             self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Handle an asyncio callback."""
         self._stop_waiting()
         self._stop_taking()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Called by asyncio."""
+        """Handle an asyncio callback."""
         super().pause_writing()
         self._taking = self.loop.call_later(READER_S_MAX, self.cut)
 
     def resume_writing(self) -> None:
-        """Called by asyncio."""
+        """Handle an asyncio callback."""
         self._stop_taking()
         super().resume_writing()
 
     def cut(self) -> None:
-        """Close the connection, even with an incomplete request or answer."""
+        """Close the connection immediately, even if a request or response is incomplete."""
         self.transport.abort()
 
     def _wait_for_request(self) -> None:
@@ -111,7 +113,7 @@ class BoundedConnection(H11Protocol):
 TOKEN_CHARACTERS_MIN = 16
 
 GRACE_S = 5
-"""Time for open requests to end at shutdown; event streams end then."""
+"""Time in seconds for open requests to end at shutdown. After this time, open event streams are ended."""
 
 _Message = MutableMapping[str, Any]
 AsgiApp = Callable[
@@ -120,10 +122,10 @@ AsgiApp = Callable[
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Refuse to listen beyond this machine without a token, since everyone who can reach the server may use the fleet.
+    """Check that the server requires a token if other machines can reach it, because anyone who can reach the server may use the fleet.
 
     Raises:
-        UsageError: the server would listen beyond this machine without a token, or with a token that can be guessed.
+        UsageError: other machines could reach the server without a token, or the token is too short.
     """
     if not token and not is_loopback(f"{host}:0"):
         raise UsageError(
@@ -134,7 +136,8 @@ def check_exposure(host: str, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends at a signal and leaves the exit code to the process; uvicorn would raise the signal again."""
+    """Server that ends when it receives a signal, and leaves the exit code to the process. uvicorn's own server would raise the signal
+    again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -148,11 +151,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
-    """Serve until SIGINT or SIGTERM; print the address.
+    """Serve the application until SIGINT or SIGTERM arrives. Print the server's address.
 
     Raises:
         AddressError: the address does not belong to this machine.
-        AddressBusyError: the port remains in use, or the name unknown.
+        AddressBusyError: the port remains in use, or the host name remains unknown.
     """
     with listening(*listen) as server_socket:
         print(address_of(server_socket), flush=True)
@@ -160,7 +163,7 @@ async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
 
 
 def server_of(app: AsgiApp) -> uvicorn.Server:
-    """Return the server of an application."""
+    """Return a server for the application."""
     config = uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -174,17 +177,17 @@ def server_of(app: AsgiApp) -> uvicorn.Server:
 
 
 def address_of(server_socket: socket.socket) -> str:
-    """Return the server's URL for a browser."""
+    """Return the server's URL, which can be opened in a browser."""
     host, port = server_socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0: any free port.
+    """Return a listening socket. Port 0 selects any free port.
 
     Raises:
         AddressError: the address does not belong to this machine.
-        AddressBusyError: the port remains in use, or the name unknown.
+        AddressBusyError: the port remains in use, or the host name remains unknown.
     """
     wait_until_free(f"{host}:{port}")
     try:
@@ -194,11 +197,12 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 OWN_SITE, TYPED = "same-origin", "none"
-"""`Sec-Fetch-Site` of a request by a page of ours, and of one that a user typed or opened from a bookmark."""
+"""Values of `Sec-Fetch-Site`, in this order: for a request by one of our own pages, and for a request that a user has typed or opened from
+a bookmark."""
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a browser that requests this name means this machine, regardless of its name resolver."""
+    """Return whether a host name in a request always means this machine, whatever the browser's name resolver returns."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -206,7 +210,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_from_other_site(request: Request) -> bool:
-    """Return whether a page of another site made this request, according to the browser."""
+    """Return whether, according to the browser's headers, a page of another site made this request."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site not in (None, OWN_SITE, TYPED):
         return True
@@ -214,8 +218,8 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def has_no_site_header(request: Request) -> bool:
-    """Return whether the request does not name the site of its page.
+    """Return whether the request contains no header that identifies the site of the page that made it.
 
-    Such a request comes from a program, from an old browser, or was typed.
+    Such a request was made by a program or an old browser, or was typed by a user.
     """
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

@@ -1,15 +1,15 @@
 """Messages between hosts, tools and the coordinator.
 
-`host_messages.py` holds the structs that hosts and the coordinator exchange; `status.py` and `answers.py` hold the replies to tools.
-Structs and fields have the names of `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Apart from `wire.py` and
-`client_wire.py`, only servicers use protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`:
-on the wire it consists of columns, and its indices become names before the host core gets it.
+`host_messages.py` holds the structs that hosts and the coordinator exchange. `status.py` and `answers.py` hold the replies to tools.
+Structs and fields have the same names as in `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Apart from
+`wire.py` and `client_wire.py`, only servicers use protobuf. The host core and the leader core handle the structs directly. `Plan` is the
+only exception. On the wire a plan consists of columns with indices, which are replaced by names before the host core receives the plan.
 
 A host's stream
 ---------------
-A host sends `Join` and gets a reply; afterwards both sides send whenever they have a message. A message that needs a reply is sent again on
-every new stream until the reply arrives. Therefore every message may arrive twice, but messages of one stream arrive in the order in which
-they were sent. The first column of the table names the sender: H for a host, C for the coordinator.
+A host sends `Join` and receives a reply. After that, both sides send messages at any time. A message that needs a reply is resent on every
+new stream until the reply arrives. Therefore any message may arrive twice, but the messages of one stream arrive in the order in which they
+were sent. The first column of the table names the sender: H for a host, C for the coordinator.
 
     | message                | sent when                                        | answered by                                 |
     |------------------------|--------------------------------------------------|---------------------------------------------|
@@ -46,7 +46,8 @@ they were sent. The first column of the table names the sender: H for a host, C 
 
 Calls of tools
 --------------
-Each call is one request to the leading replica and one reply (`coordinator_client.py`); `answers.py` converts the reply to `-o json`.
+Each call consists of one request to the leading replica and one reply (`coordinator_client.py`). `answers.py` converts the reply to the
+document that `-o json` prints.
 
     | command                                | call             | answer                                                     |
     |----------------------------------------|------------------|------------------------------------------------------------|
@@ -79,5 +80,5 @@ Each call is one request to the leading replica and one reply (`coordinator_clie
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |
     | `coordinator backup`                   | Backup           | the state's image                                          |
 
-A `Document` is JSON whose shape snapline does not define: a fleet's own states and messages, and metrics of the Raft library.
+A `Document` is JSON whose shape snapline does not define: the states and messages of a fleet's agents, or the metrics of the Raft library.
 """

@@ -1,11 +1,12 @@
-"""Operator commands to an agent about its dead letters and effects. Each command is one input, recognized by its payload alone.
+"""Operator commands to an agent about its dead letters and external effects. Each command is sent as an input. The payload alone shows that
+the input is a command.
 
-A command is logged, numbered, consumed in a turn and recovered like every input. No message type has an empty name, so a
-message cannot be mistaken for a command.
+Like every input, a command is logged, numbered, consumed in a turn and recovered. Its payload begins with an empty type name, which no
+message type has, so a message cannot be mistaken for a command.
 
-If the agent waits for an effect, a command gives the effect's result or declares that the effect was not executed; the waiting turn
-consumes the command. If the effect has ended, a command requests a retry or an undo. Such a command has its own turn, like a command
-about a dead letter.
+If the agent is waiting for an effect, a command supplies the effect's result or declares that the effect was not executed. The waiting turn
+consumes such a command. If the effect has ended, a command requests a retry or an undo. The agent handles such a command in a turn of its
+own, like a command about a dead letter.
 """
 
 import msgspec
@@ -18,7 +19,7 @@ COMMAND_PREFIX = b"\x00"
 """First byte of an operator command's payload."""
 
 TARGET_GONE = b"\x00gone"
-"""Answer of a command whose dead letter did not exist any more when the command's turn came."""
+"""Answer to a command whose dead letter no longer existed when the command's turn began."""
 
 
 class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -26,8 +27,9 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         verb: "retry" or "drop".
-        number: number of the dead letter among those of its agent.
-        identity: digest of the dead letter's sender and payload. A recovery may undo a dead letter and reuse its number for another one.
+        number: number of the dead letter, unique among its agent's current dead letters.
+        identity: digest of the dead letter's sender and payload. The digest is needed because a recovery may undo a dead letter and reuse
+            its number for a different one.
     """
 
     verb: str
@@ -39,15 +41,15 @@ _dead_letter_command_decoder = msgspec.msgpack.Decoder(DeadLetterCommand)
 
 
 def dead_letter_command_payload(word: DeadLetterCommand) -> bytes:
-    """Return the command as the payload of an input."""
+    """Return the command encoded as the payload of an input."""
     return COMMAND_PREFIX + msgspec.msgpack.encode(word)
 
 
 def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
-    """Decode an operator command.
+    """Decode an operator command about a dead letter.
 
     Raises:
-        ProtocolError: the payload is not an operator command.
+        ProtocolError: the payload is not a command about a dead letter.
     """
     try:
         command = (
@@ -63,7 +65,7 @@ def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
 
 
 EFFECT_RESOLUTION_PREFIX = COMMAND_PREFIX + b"effect"
-"""Prefix of a resolution's payload. In a command about a dead letter, an array follows the first byte instead."""
+"""Prefix of the payload of an EffectResolution. In a command about a dead letter, an array follows the first byte instead."""
 
 
 EFFECT_REQUEST_PREFIX = COMMAND_PREFIX + b"wish"
@@ -76,9 +78,9 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         key, generation: key and generation that identify the effect within its agent.
-        number: number of the agent's output that permitted the call. Each command that permits another call emits a new output, so a
-            command applies to one call in doubt and never to a later one.
-        is_done: the effect was executed, with `result` (encoded). If False, the effect was not executed and is to be called.
+        number: number of the agent's output that permitted the effect's call. Each command that permits another call emits a new output. So
+            a command applies only to the call that is in doubt, and never to a later call.
+        is_done: whether the effect was executed. If True, `result` is its encoded result. If False, the effect is called again.
     """
 
     key: str
@@ -106,12 +108,12 @@ _read_request = msgspec.msgpack.Decoder(EffectRetry)
 
 
 def is_effect_resolution(payload: bytes) -> bool:
-    """Return whether the payload is the resolution of an effect."""
+    """Return whether the payload is an EffectResolution."""
     return payload.startswith(EFFECT_RESOLUTION_PREFIX)
 
 
 def effect_resolution_payload(word: EffectResolution) -> bytes:
-    """Return the resolution as the payload of an input."""
+    """Return the resolution encoded as the payload of an input."""
     return EFFECT_RESOLUTION_PREFIX + msgspec.msgpack.encode(word)
 
 
@@ -140,7 +142,7 @@ def is_effect_request(payload: bytes) -> bool:
 
 
 def effect_request_payload(request: EffectRetry) -> bytes:
-    """Return the request as the payload of an input."""
+    """Return the request encoded as the payload of an input."""
     return EFFECT_REQUEST_PREFIX + msgspec.msgpack.encode(request)
 
 
@@ -160,6 +162,7 @@ def read_effect_request(payload: bytes) -> EffectRetry:
 
 
 def parse_effect_key(shown: str) -> tuple[str, int]:
-    """Return key and generation of an effect in the form that `snapline effect list` shows: `refund-17`, or `refund-17#2`."""
+    """Split the key of an effect, as `snapline effect list` shows it, into key and generation. `refund-17` is generation 1, and
+    `refund-17#2` is generation 2."""
     key, separator, generation = shown.rpartition("#")
     return (key, int(generation)) if separator and generation.isdecimal() else (shown, 1)

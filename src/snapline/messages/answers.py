@@ -1,6 +1,7 @@
-"""The coordinator's answers to tools, except plain statuses, and the JSON documents that tools print for these answers.
+"""The coordinator's answers to tools, and the JSON documents that tools print for these answers. The status messages are in `status.py`.
 
-Structs and fields have the names of `coordinator.proto`. Readers of `-o json` rely on the names and the order of a document's fields.
+Structs and fields have the same names as in `coordinator.proto`. Programs that read the `-o json` output rely on the names and the order of
+a document's fields.
 """
 
 from collections.abc import Iterable
@@ -14,27 +15,27 @@ from snapline.storage.timestamps import instant
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):
-    """Base class of the replies to ReadSnapshots."""
+    """Base class of the replies to the call ReadSnapshots."""
 
 
 class RecoveryLineReply(msgspec.Struct, frozen=True, gc=False):
-    """Base class of the replies to RecoveryLine."""
+    """Base class of the replies to the call RecoveryLine."""
 
 
 class Document(SnapshotsReply, frozen=True, gc=False):
-    """JSON document whose shape depends on the fleet's own states and messages."""
+    """JSON document whose shape depends on the states and messages of the fleet's agents."""
 
     json: bytes
 
 
 class SnapshotList(SnapshotsReply, frozen=True, gc=False):
-    """All snapshots, oldest first. For an unreadable snapshot, `damage` holds the reason.
+    """All snapshots, oldest first. If a snapshot is unreadable, its `damage` field holds the reason.
 
     Attributes:
-        pins: epochs that are pinned.
-        tags: name of the tag → epoch.
-        tags_damage: reason why the tags cannot be read; empty if they can be read.
-        fork: origin of the store's fleet if the fleet is a fork.
+        pins: numbers of the pinned epochs.
+        tags: tag name → epoch number.
+        tags_damage: reason why the tags are unreadable. Empty if they are readable.
+        fork: the fleet and the snapshot from which this fleet was forked, if it is a fork.
     """
 
     store: str
@@ -46,7 +47,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
 
 
 class StoreVerification(SnapshotsReply, frozen=True, gc=False):
-    """Result of comparing every byte of a store, or of one epoch, with its digest."""
+    """Result of checking every byte of a store, or of one epoch, against its digest."""
 
     store: str
     epoch: int | None
@@ -58,11 +59,11 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet in which one epoch serves all failures.
+    """Recovery line of a fleet in which every failure rolls back to the same epoch.
 
     Attributes:
         recovery_line: agent → epoch to which the agent rolls back.
-        unborn: agents not yet created in that epoch.
+        unborn: agents that did not exist yet in that epoch.
         rolled_back: number of agents that roll back.
     """
 
@@ -76,7 +77,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line for every single failure. All agents roll back, whichever fails."""
+    """Recovery line for the failure of each single agent or host. Whichever of them fails, all agents roll back."""
 
     epoch: int
     failures: tuple[str, ...]
@@ -84,12 +85,12 @@ class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
 
 
 class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
-    """Rollback target of one agent, and its cost.
+    """The checkpoint to which one agent rolls back, and the cost of that rollback.
 
     Attributes:
-        to: number of the checkpoint to which the agent rolls back; None if the agent keeps its live state.
+        to: number of that checkpoint. None if the agent keeps its live state.
         checkpoints: number of durable checkpoints that the rollback skips.
-        turns: number of turns undone, as far as known.
+        turns: number of turns undone. Turns that are not known are not counted.
     """
 
     agent: str
@@ -99,13 +100,14 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet whose agents checkpoint independently.
+    """Recovery line of a fleet whose agents take checkpoints independently.
 
     Attributes:
-        epoch: newest complete epoch; no line of this plan lies before this epoch. The epoch's channel states are not counted here.
+        epoch: newest complete epoch. No recovery line of the current plan lies before this epoch. The messages in the epoch's channel
+            states are not counted in this struct.
         agents: all agents, sorted.
-        in_transit: number of messages to be delivered again.
-        silent_hosts: hosts that did not answer; the live states of their agents are unknown.
+        in_transit: number of messages that must be delivered again.
+        silent_hosts: hosts that did not answer. The live states of the agents on these hosts are unknown.
     """
 
     failed: tuple[str, ...]
@@ -117,21 +119,22 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class FailureCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of one failure. `failed` is an agent or `host:h1`; `agents` are the agents that roll back, sorted."""
+    """Cost of one failure. `failed` is an agent's id, or `host:h1` for host h1. `agents` lists the agents that roll back, sorted."""
 
     failed: str
     agents: tuple[AgentOnLine, ...]
 
 
 class AutonomousLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery lines for every single failure, agents first, then hosts."""
+    """Recovery lines for the failure of each single agent, followed by those for the failure of each single host."""
 
     lines: tuple[FailureCost, ...]
     silent_hosts: tuple[str, ...]
 
 
 class PastRecovery(msgspec.Struct, frozen=True, gc=False):
-    """A recovery in the past. Times are RFC 3339 in UTC. `done` and `duration_s` are None while the recovery is in progress."""
+    """A recovery that has been started. Times are in UTC in RFC 3339 format. `done` and `duration_s` are None while the recovery is in
+    progress."""
 
     plan: int
     line_epoch: int
@@ -154,11 +157,11 @@ class PastRecovery(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsAgain(msgspec.Struct, frozen=True, gc=False):
-    """Inputs of an agent that an older epoch has not consumed.
+    """The inputs that an agent had not yet consumed in an older epoch.
 
     Attributes:
-        first, count: number of the first input, and number of inputs.
-        missing: numbers of the first and last input that no log holds any more; empty if none is missing.
+        first, count: sequence number of the first input, and the count of inputs.
+        missing: sequence numbers of the first and the last input that are no longer in any log. Empty if no input is missing.
     """
 
     agent: str
@@ -178,11 +181,12 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
     """Preview of what a restore would undo.
 
     Attributes:
-        created: time at which the snapshot was taken; RFC 3339 in UTC.
+        created: time at which the snapshot was taken, in UTC in RFC 3339 format.
         void_epochs: complete epochs after the snapshot, which the restore discards.
-        agents_gone, agents_back: agents created after the snapshot, and agents that have left since.
-        inputs: for each agent, its inputs after the snapshot. They are delivered again, or dropped if `is_dropping_inputs`.
-        effects: external effects since the snapshot; a restore does not undo them.
+        agents_gone: agents created after the snapshot, which the restore removes.
+        agents_back: agents that have left since the snapshot, which the restore brings back.
+        inputs: for each agent, its inputs after the snapshot. These inputs are delivered again, or dropped if `is_dropping_inputs` is set.
+        effects: external effects since the snapshot. A restore does not undo them.
     """
 
     epoch: int
@@ -199,7 +203,7 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestoreReply(msgspec.Struct, frozen=True, gc=False):
-    """The plan that restores the fleet, and the epochs that it discards."""
+    """The number of the plan that restores the fleet, and the epochs that the plan discards."""
 
     plan: int
     epoch: int
@@ -207,7 +211,7 @@ class RestoreReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
-    """A damaged epoch that is not used any more."""
+    """A damaged epoch that is no longer used."""
 
     epoch: int
     path: str
@@ -215,19 +219,19 @@ class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
-    """All recoveries so far, oldest first. The start of the fleet is not one of them."""
+    """All recoveries so far, oldest first. The first start of the fleet does not count as a recovery."""
 
     recoveries: tuple[PastRecovery, ...]
     condemned_epochs: tuple[CondemnedEpoch, ...]
 
 
 class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
-    """Agent and its location.
+    """An agent and its location.
 
     Attributes:
-        state: "alive"; "lost": its host is lost, until a recovery; "unplaced": the fleet is forming; "left": the agent has stopped;
-            "unknown".
-        address: address of the services of the agent's host.
+        state: "alive" if the agent runs on a host. "lost" if its host is lost and the recovery has not happened yet. "unplaced" if the
+            fleet is still forming. "left" if the agent has stopped. "unknown" if the fleet has no such agent.
+        address: address at which the agent's host serves calls.
     """
 
     agent: str
@@ -238,7 +242,7 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class LocateReply(msgspec.Struct, frozen=True, gc=False):
-    """Locations of agents. `phase` and `reason` are those of the fleet's status."""
+    """Locations of agents. `phase` and `reason` are the same as in FleetStatus."""
 
     phase: str
     reason: str
@@ -246,45 +250,45 @@ class LocateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
-    """Id of the replica that leads now."""
+    """Reply after the leader has changed: id of the replica that leads now."""
 
     leader: str
 
 
 class BackupReply(msgspec.Struct, frozen=True, gc=False):
-    """The complete replicated state, compressed, and the cluster name."""
+    """The complete replicated state in compressed form, and the cluster's name."""
 
     image: bytes
     cluster: str
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """Answer that says whether the fleet counted that run of a host as alive."""
+    """Whether the fleet counted this run of the host as alive before the report."""
 
     is_known: bool
 
 
 class ReportHostBusyReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement of the report."""
+    """Acknowledgement that the report was received."""
 
 
 class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the host is forgotten."""
+    """Acknowledgement that the host's record was deleted."""
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the hosts are marked. `is_moving` means that the plan after `plan` moves agents."""
+    """Acknowledgement that the hosts are marked. `is_moving` means that the plan that follows `plan` moves agents."""
 
     plan: int
     is_moving: bool
 
 
 class EndReplicaReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the replica is about to end."""
+    """Acknowledgement that the replica is about to exit."""
 
 
 class EndHostReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the host was notified."""
+    """Acknowledgement that the host was notified."""
 
 
 Answer = (
@@ -300,8 +304,8 @@ Answer = (
 
 
 class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
-    """An output that was released. `payload` is the message as encoded by `encode_message`, `cursor` the position after the output, and
-    `emitted_ns` wall-clock time."""
+    """An output that was released. `payload` is the message, encoded by `encode_message`. `cursor` is the position after the output.
+    `emitted_ns` is the wall-clock time at which the output was emitted."""
 
     agent: str
     number: int
@@ -312,7 +316,7 @@ class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Notice that outputs of epochs above `after` are reverted. `epochs` are those epochs, as far as their files still exist."""
+    """Notice that the outputs of all epochs after `after` are reverted. `epochs` lists those of these epochs whose files still exist."""
 
     after: int
     epochs: tuple[int, ...]
@@ -320,7 +324,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of one epoch, or of a part of the epoch. The notice of reverted outputs comes first."""
+    """Released outputs of one epoch, or a part of them. If `undone` is set, a reader must process that notice before the outputs."""
 
     epoch: int
     undone: UndoneOutputs | None
@@ -328,12 +332,13 @@ class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
-    """Outputs after a cursor.
+    """The outputs after a cursor.
 
     Attributes:
-        releases: released outputs in order; empty if nothing was released in time.
-        cursor: position at which to continue. It is beyond the last output if the outputs that follow have other topics.
-        is_over: the fleet has ended, and no output follows.
+        releases: released outputs in order. Empty if nothing was released in time.
+        cursor: position at which to continue. If the outputs after the last returned one have other topics, the cursor is beyond these
+            outputs.
+        is_over: whether the fleet has ended and no more outputs follow.
     """
 
     releases: tuple[ReleasedOutputs, ...]
@@ -342,7 +347,8 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Consumer(msgspec.Struct, frozen=True, gc=False):
-    """Position of a named consumer (empty if nothing was consumed), and the wall-clock time of its last acknowledgement."""
+    """A named consumer, its position, and the wall-clock time of its last acknowledgement. `cursor` is empty if nothing has been consumed
+    yet."""
 
     name: str
     cursor: str
@@ -356,27 +362,27 @@ class ReadConsumersReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveConsumerReply(msgspec.Struct, frozen=True, gc=False):
-    """New position of the consumer."""
+    """Reply that contains the consumer's new position."""
 
     cursor: str
 
 
 class ForgetConsumerReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the consumer is forgotten."""
+    """Acknowledgement that the consumer was deleted."""
 
 
 class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Time at which the token expires, by the leader's clock."""
+    """Reply that contains the time at which the token expires, according to the leader's clock."""
 
     expires_ns: int
 
 
 class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the token is revoked."""
+    """Acknowledgement that the token is revoked."""
 
 
 class TokenStatus(msgspec.Struct, frozen=True, gc=False):
-    """A token, without its digest."""
+    """A token as shown to operators, which does not include its digest."""
 
     name: str
     role: str
@@ -386,24 +392,24 @@ class TokenStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
-    """All tokens, in the order of their creation."""
+    """All tokens, oldest first."""
 
     tokens: tuple[TokenStatus, ...]
 
 
 class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Name and role of the token's bearer; both are empty if the token is not valid."""
+    """Name and role of the token's bearer. Both are empty if the token is invalid."""
 
     name: str
     role: str
 
 
 class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the call is recorded."""
+    """Acknowledgement that the call was recorded."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, gc=False):
-    """A user's call that changed state, as in `fleet_records.CallRecord`."""
+    """A user's call that changed state. The fields are the same as in `fleet_records.CallRecord`."""
 
     number: int
     made_ns: int
@@ -417,7 +423,7 @@ class RecordedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
-    """The last calls, oldest first. `dropped` is the number of calls before or between them that are no longer stored."""
+    """The most recent calls, oldest first. `dropped` is the number of calls, before or between these, that are no longer stored."""
 
     calls: tuple[RecordedCall, ...]
     dropped: int
@@ -430,12 +436,12 @@ API_VERSION = "snapline/v1"
 
 
 def document(kind: str, **fields: object) -> Rows:
-    """Return a document with these fields and the two fields that all documents have."""
+    """Return a document that consists of `apiVersion`, `kind` and these fields."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
 def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:
-    """Return the document that shows `answer`."""
+    """Return the document that tools print for `answer`."""
     match answer:
         case Document():
             return msgspec.json.decode(answer.json, type=dict[str, object])
@@ -487,7 +493,8 @@ def _plain(answer: msgspec.Struct) -> Rows:
 
 
 IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
-"""Part of a fleet's status whose times are printed in seconds → number of digits. An agent's pause takes microseconds."""
+"""Part of a fleet's status whose times are printed in seconds → number of decimal places. Six places are needed for an agent's pause, which
+takes microseconds."""
 
 
 def _status(answer: FleetStatus) -> Rows:
@@ -499,7 +506,7 @@ def _status(answer: FleetStatus) -> Rows:
 
 
 def _in_seconds(value: object, digits: int) -> object:
-    """Return the value with its times in seconds, at any depth."""
+    """Return the value with all its times converted to seconds, at any nesting depth."""
     match value:
         case dict():
             return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}

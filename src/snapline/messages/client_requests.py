@@ -1,8 +1,8 @@
-"""Requests of clients to a host, and its answers: inputs for its agents with the outcome of each, and questions about agents.
+"""Requests from clients to a host, and the host's answers. A request sends inputs to the host's agents, or asks a question about agents.
 
-Names are those of `inputs.proto`; `client_wire.py` encodes the structs of this module. A request holds at most `INPUTS_MAX` inputs, whose
-payloads together are no larger than one message between agents. Therefore the cost of a request is bounded, and a client with more inputs
-makes several requests.
+Structs and fields have the same names as in `inputs.proto`. `client_wire.py` encodes the structs of this module. A request holds at most
+`INPUTS_MAX` inputs, and the total size of their payloads is limited to the largest size of one message between agents. Therefore the cost
+of a request is bounded. A client with more inputs makes several requests.
 """
 
 from typing import Annotated
@@ -10,26 +10,29 @@ from typing import Annotated
 import msgspec
 
 INPUTS_MAX = 1000
-"""Largest number of inputs in one request. Encoding a batch of this size and answering the request take milliseconds."""
+"""Largest number of inputs in one request. A batch of this size is encoded and answered within milliseconds."""
 
 PART_BYTES = 1024 * 1024
-"""Size in bytes of one message of a request. A larger input is split into parts; a server accepts at most 2 MiB at once."""
+"""Target size in bytes of each message of a request. A larger input is split into parts, since a server accepts at most 2 MiB per
+message."""
 
 KEY_CHARACTERS_MAX = 128
-"""Largest length of a key, the same as of an id. An agent's checkpoints hold the keys of the agent's latest inputs."""
+"""Largest length of an idempotency key in characters, the same as for an id. The length is limited because an agent's checkpoints hold the
+keys of its latest inputs."""
 
 ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
-"""Outcomes of an input: newly durable; already durable; retry later; rejected permanently; rejected because no public handler accepts
-it."""
+"""Outcomes of an input. "accepted" means that the input is now durable, and "repeated" that it was durable already. "retry" means that it
+must be resent later. "refused" means that it is rejected permanently, and "not public" that no public handler accepts it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
-    """An input that a client gives to a host.
+    """An input that a client sends to a host.
 
     Attributes:
-        key: idempotency key; two inputs with the same key are one input.
-        payload: name of the type followed by MessagePack, as `encode_message` makes it; if `type` is set, JSON of that type.
-        public_only: deliver only to a handler that is marked public.
+        key: idempotency key. Two inputs with the same key count as one input.
+        payload: the type's name followed by the fields in MessagePack, as encoded by `encode_message`. If `type` is set, the fields in JSON
+            instead.
+        public_only: whether only a handler that is marked public may receive the input.
     """
 
     agent: str
@@ -44,9 +47,9 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: "accepted", "repeated", "retry", "refused" or "not public".
-        number: number of the input among the inputs of its agent; 0 if it has none.
+        number: sequence number of the input among the inputs of its agent. 0 if it has not been assigned one.
         reason: reason why the input was not accepted.
-        host, address: location of the agent, if the agent is on another host and its location is known.
+        host, address: the host where the agent runs, if that is a different host and it is known.
     """
 
     status: str
@@ -57,19 +60,20 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
-"""Outcomes of an accepted input: its turn has run; it is a dead letter; its key is unknown. "retry" means to ask again."""
+"""Outcomes of an accepted input. "replied" means that its turn has run, "buried" that it is a dead letter, and "unknown" that its key is
+unknown. The fourth outcome, "retry", means that the client must ask again."""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, gc=False):
-    """Result of asking for the answer to one input.
+    """Result of a request for the answer to one input.
 
     Attributes:
         status: "replied", "buried", "retry" or "unknown".
-        number: number of the input among the inputs of its agent; 0 if it has none.
-        type: name of the answer's type; empty if the turn gave no answer.
-        body: the answer in MessagePack.
+        number: sequence number of the input among the inputs of its agent. 0 if it has not been assigned one.
+        type: name of the answer's message type. Empty if the turn gave no answer.
+        body: the answer, encoded in MessagePack.
         reason: reason for "retry" and "unknown".
-        host, address: location of the agent, if the agent is on another host and its location is known.
+        host, address: the host where the agent runs, if that is a different host and it is known.
     """
 
     status: str
@@ -84,17 +88,17 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
 STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of one document in bytes, the same as of a message. Larger states are read from the store itself."""
+"""Largest size of one document in bytes, the same as for a message. Larger states must be read directly from the store."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """Question to a host about an agent or about all its agents.
+    """A question to a host about one agent, or about all agents on the host.
 
     Attributes:
-        what: "state": state in the newest snapshot; "live": current state, between two turns; "description": the agent's condition. Three
-            values ask about all agents of the host and ignore `agent`: "effects": effects that agents wait for; "waiting": agents with
-            pending work; "trace": events of the last seconds.
-        field: for a state, the path of the only value to return; for a trace, the part requested (`TraceWanted`).
+        what: "state" requests the agent's state in the newest snapshot. "live" requests its current state between two turns. "description"
+            requests its current condition. All other values concern all agents of the host and ignore `agent`. "effects" requests the
+            effects for which agents wait. "waiting" requests the agents with pending work. "trace" requests the events of the last seconds.
+        field: if a state is requested, the path of the only value to return. If a trace is requested, the part to return (`TraceWanted`).
     """
 
     agent: str
@@ -103,17 +107,17 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentState(msgspec.Struct, frozen=True):
-    """State of one agent, as plain values.
+    """The state of one agent, as plain values.
 
     Attributes:
-        agent, kind: id of the agent; its class, `"module:Class"`.
+        agent, kind: id of the agent, and its class as `"module:Class"`.
         host, incarnation: host on which the agent ran or runs, and its incarnation there.
-        epoch: epoch of the snapshot; None if the state is live.
+        epoch: epoch number of the snapshot. None if the state is the live state.
         time: UTC time at which the snapshot began, or the live state was read.
-        is_live: the state is the agent's current state between two turns, which a recovery may undo.
-        is_unborn: the message that creates the agent is in transit, so the agent has no state yet.
-        field: path that was requested; empty if none was.
-        state: state as plain JSON values; with `field`, the value at that path.
+        is_live: whether this is the agent's current state between two turns, which a recovery may undo.
+        is_unborn: whether the agent has no state yet because the message that creates it is in transit.
+        field: path that was requested. Empty if no path was requested.
+        state: the state as plain JSON values. If `field` is set, only the value at that path.
     """
 
     agent: str
@@ -129,17 +133,18 @@ class AgentState(msgspec.Struct, frozen=True):
 
 
 class WaitingAgent(msgspec.Struct, frozen=True):
-    """An agent with pending work, as its host sees it now. A recovery may undo this.
+    """An agent with pending work, as its host currently sees the agent. A recovery may undo that work.
 
     Attributes:
         host: id of the agent's host.
-        turn: cause of the agent's durable turn: "message", "input", "timer", "start", "create", "letter"; "" if no durable turn is open.
-        sender: sender of that message or input.
+        turn: cause of the agent's open durable turn: "message", "input", "timer", "start", "create" or "letter" (a dead letter). "" if no
+            durable turn is open.
+        sender: sender of the message or input that the turn handles.
         steps: number of entries in the turn's journal.
-        waits_for: what the turn waits for, as in `snapline agent describe`; "" if the turn is running.
-        waits_s: time in seconds for which the turn has waited.
-        problem: reason why the turn cannot continue, or "".
-        put_off: number of messages that the turn has deferred.
+        waits_for: description of the event for which the turn waits, as in `snapline agent describe`. "" if the turn is running.
+        waits_s: time in seconds for which the turn has been waiting.
+        problem: reason why the turn cannot continue. "" if it can continue.
+        put_off: number of messages that are deferred until the turn ends.
         inputs: number of inputs from clients that no turn has consumed.
         dead_letters: number of the agent's dead letters.
     """
@@ -158,7 +163,8 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
 
 class WaitingAgents(msgspec.Struct, frozen=True):
-    """Agents with pending work on some hosts. `more` is the number of agents omitted; `silent_hosts` are hosts that have not answered."""
+    """The agents with pending work on one or more hosts. `more` is the number of agents omitted. `silent_hosts` lists the hosts that have
+    not answered."""
 
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
@@ -166,12 +172,14 @@ class WaitingAgents(msgspec.Struct, frozen=True):
 
 
 class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request for a part of a host's trace. Each request makes the host trace for some seconds.
+    """Request for a part of a host's trace. Each request makes the host record a trace for the next few seconds.
 
     Attributes:
-        after: cursor of the last answer; "" for all events that the host has, which are none before the first request.
-        every: sampling interval N: every N-th message of each channel is traced from now on, the same messages at both ends.
-        most: largest number of lines; if there are more, the newest are returned.
+        after: cursor from the previous answer. "" requests all events that the host has recorded. Before the first request, the host has
+            recorded none.
+        every: sampling interval N. From now on, every N-th message of each channel is traced. Both ends of a channel trace the same
+            messages.
+        most: largest number of lines to return. If there are more, only the newest are returned.
     """
 
     after: str = ""
@@ -184,10 +192,10 @@ class RecentTrace(msgspec.Struct, frozen=True):
 
     Attributes:
         cursor: cursor for the next request.
-        every: sampling interval N: every N-th message of each channel is traced from now on.
-        missed: number of lines lost or omitted since the given cursor.
-        time_ns: time of the answer since 1970, by the host's clock.
-        lines: lines as `snapline run --trace` writes them (`recovery/trace_merge.py`), the first of which is a plan line.
+        every: sampling interval N. From now on, every N-th message of each channel is traced.
+        missed: number of lines that were lost or omitted since the given cursor.
+        time_ns: time of the answer in nanoseconds since 1970, according to the host's clock.
+        lines: trace lines in the format of `snapline run --trace` (`recovery/trace_merge.py`). The first is a plan line.
     """
 
     host: str
@@ -199,4 +207,4 @@ class RecentTrace(msgspec.Struct, frozen=True):
 
 
 class NotHereError(Exception):
-    """The host cannot answer now. The error's text says why."""
+    """The host cannot answer now. The error's text gives the reason."""

@@ -1,10 +1,10 @@
-"""Encoding of clients' inputs for a host, and of questions to a host, as bytes.
+"""Wire format of the inputs and questions that clients send to a host, and of the host's answers.
 
-A request with inputs is one stream of messages of about 1 MiB; a larger input is split into parts. A reader counts the inputs of a request
-before building it. The cost is bounded: a request has at most `INPUTS_MAX` inputs, whose payloads together are no larger than one message
-between agents.
+A request with inputs is one stream of messages of about 1 MiB. An input larger than that is split into parts. A reader counts the entries
+of a large message before parsing it. The cost is bounded, since a request has at most `INPUTS_MAX` inputs, and the total size of their
+payloads is limited to the largest size of one message between agents.
 
-The answer to a question about an agent is a JSON document, which is also split into parts of 1 MiB.
+The answer to a question is a JSON document, which is also split into parts of 1 MiB.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,10 +44,11 @@ ASK = "Ask"
 ASK_PATH = f"/{INPUTS_SERVICE}/{ASK}"
 
 STREAM_MESSAGES_MAX = 64
-"""Largest number of messages in one request: the parts of 16 MiB, and some that are not full."""
+"""Largest number of messages in one request: enough for 16 MiB in parts of 1 MiB, plus some messages that are not full."""
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""Size in bytes up to which messages are parsed without counting entries: even with the shortest entries the result is a few MiB."""
+"""Messages up to this size in bytes are parsed without counting their entries first. Even if all entries are as short as possible, the
+parsed message takes only a few MiB."""
 
 _ENTRIES_MAX = 2 + INPUTS_MAX * (1 + len(inputs_pb2.GivenInput.DESCRIPTOR.fields))
 
@@ -56,7 +57,7 @@ _read_outcome = reader_of(InputOutcome)
 
 
 def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]:
-    """Yield the messages of one request."""
+    """Yield the encoded messages of one request that contains these inputs."""
     entries: list[inputs_pb2.GivenInput] = []
     size = 0
     sender = client
@@ -71,7 +72,7 @@ def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]
 
 
 def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
-    """Yield one entry for an input, or one entry for each of its parts."""
+    """Yield one entry for the input, or one entry for each part if the input is large."""
     size = len(given.payload)
     yield inputs_pb2.GivenInput(
         agent=given.agent,
@@ -87,12 +88,12 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
 
 
 class OfferReader:
-    """A request that is put together from the messages of its stream.
+    """Reader that assembles a request from the messages of its stream.
 
     Attributes:
-        client: sender's name, as the sender claims it.
-        inputs: inputs received completely.
-        size_bytes: size of all payloads so far.
+        client: name that the sender claims.
+        inputs: inputs that have been received completely.
+        size_bytes: total size of the payloads received so far.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class OfferReader:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bool:
-        """Add a message; return whether more messages follow.
+        """Process the next message of the stream. Return whether more messages follow.
 
         Raises:
             ProtocolError: the message is invalid, or the request exceeds a limit.
@@ -144,7 +145,7 @@ def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
 
 
 def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
-    """Encode the answer to a request."""
+    """Encode the answer to a request with inputs."""
     return inputs_pb2.OfferReply(outcomes=[_write_outcome(outcome) for outcome in outcomes]).SerializeToString()  # type: ignore[misc]  # each is one
 
 
@@ -152,7 +153,7 @@ def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
     """Decode a host's answer to a request with inputs.
 
     Raises:
-        ProtocolError: the bytes are not such an answer.
+        ProtocolError: the bytes are not an answer to such a request.
     """
     reply = parsed(inputs_pb2.OfferReply, data)
     assert isinstance(reply, inputs_pb2.OfferReply)
@@ -168,7 +169,7 @@ def encode_ask(agent: str, key: str, *, is_early: bool) -> bytes:
 
 
 def decode_ask(data: bytes) -> tuple[str, str, bool]:
-    """Return the agent, the key, and whether an early answer is acceptable.
+    """Decode a request for the answer to one input. Return the agent, the key, and whether an early answer is acceptable.
 
     Raises:
         ProtocolError: the bytes are not such a request.
@@ -179,7 +180,7 @@ def decode_ask(data: bytes) -> tuple[str, str, bool]:
 
 
 def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
-    """Yield the messages that carry one answer."""
+    """Yield the encoded messages that make up one answer."""
     size = len(answer.body)
     yield inputs_pb2.AskReply(
         status=answer.status,
@@ -197,7 +198,7 @@ def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
 
 
 class AnswerReader:
-    """An answer that is put together from the messages of its stream."""
+    """Reader that assembles an answer from the messages of its stream."""
 
     def __init__(self) -> None:
         self._first: inputs_pb2.AskReply | None = None
@@ -205,10 +206,10 @@ class AnswerReader:
         self._size_bytes = 0
 
     def take(self, data: bytes) -> AskOutcome | None:
-        """Add a message. Return the answer if the message is the last one.
+        """Process the next message of the stream. Return the answer if the message is the last one, otherwise None.
 
         Raises:
-            ProtocolError: the message is invalid, or the answer exceeds the size limit of a message.
+            ProtocolError: the message is invalid, or the answer is larger than a message between agents may be.
         """
         message = parsed(inputs_pb2.AskReply, data)
         assert isinstance(message, inputs_pb2.AskReply)
@@ -252,15 +253,15 @@ def decode_question(data: bytes) -> Question:
 
 
 def trace_question(wanted: TraceWanted) -> Question:
-    """Return the question that asks for a part of a host's trace."""
+    """Return the question that requests a part of a host's trace."""
     return Question("", TRACE, msgspec.json.encode(wanted).decode())
 
 
 def trace_wanted(question: Question) -> TraceWanted:
-    """Return the part of the trace that the question asks for.
+    """Return the part of the trace that the question requests.
 
     Raises:
-        ProtocolError: the question names no part of a trace.
+        ProtocolError: the question does not specify a part of a trace.
     """
     try:
         return msgspec.json.decode(question.field or "{}", type=TraceWanted)
@@ -274,20 +275,20 @@ def retry_message(reason: str) -> bytes:
 
 
 def view_messages(json: bytes) -> Iterator[bytes]:
-    """Yield the messages that carry a document."""
+    """Yield the encoded messages that make up one document."""
     for start in range(0, max(1, len(json)), PART_BYTES):
         end = start + PART_BYTES
         yield agents_pb2.ShowReply(json=json[start:end], more=end < len(json)).SerializeToString()
 
 
 class ViewReader:
-    """A document that is put together from the messages of its stream."""
+    """Reader that assembles a document from the messages of its stream."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bytes | None:
-        """Add a message. Return the document if the message is the last one.
+        """Process the next message of the stream. Return the document if the message is the last one, otherwise None.
 
         Raises:
             ProtocolError: the message is invalid, or the document exceeds the size limit.

@@ -1,9 +1,10 @@
-"""The client through which tools call the coordinator: unary calls, with structs instead of protobuf and with snapline's own errors.
+"""The client through which tools call the coordinator. It makes unary calls, returns structs instead of protobuf messages, and raises
+snapline's own errors.
 
-Hosts use an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` is pure; hosts and tools use it to choose the next replica to
-ask. A replica that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded
-port, another network, an internal name), while the configured address of the leader is reachable. So the named address is asked first. If
-it does not answer, the configured addresses are asked in turn, and the named address is skipped until each of them was asked.
+Hosts use an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` does no I/O. Hosts and tools use it to choose which replica to call
+next. A replica that does not lead returns the leader's internal address. That address may be unreachable from a different network (because
+of a forwarded port or an internal name), while the leader's configured address is reachable. So the returned address is called first. If it
+does not answer, the configured addresses are called in turn, and the returned address is skipped until each of them has been called.
 """
 
 import asyncio
@@ -50,26 +51,26 @@ from snapline.security.transport import Security, distrust_reason, transport_mis
 
 
 class ReplicaChoice:
-    """Choice of the replica to ask next.
+    """Chooses which of the coordinator's replicas to call next.
 
     Attributes:
-        given: all configured addresses, in the given order; never empty.
-        current: address to ask now.
+        given: all configured addresses, in the given order. Never empty.
+        current: address to call next.
     """
 
     def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:
-        """Create the choice. `may_use_address` says whether an address that a replica names may be used. It is not asked if only one
-        address is configured: then any named address may be used."""
+        """Create the choice. `may_use_address` returns whether a leader's address that a replica returns may be used. If only one address
+        is configured, any returned address may be used, and `may_use_address` is not called."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_use_address = may_use_address if len(self.given) > 1 else lambda address: True
         self._place = 0
-        """Index in `given` of the configured address that was asked last."""
+        """Index in `given` of the configured address that was called last."""
         self._unreached: dict[str, None] = {}
-        """Addresses that replicas have named and that have not answered since the last round began."""
+        """Leaders' addresses that replicas have returned, and that have not answered since the current round over `given` began."""
 
     def on_not_leader(self, address: str, leader: str) -> None:
-        """Note that the replica at `address` does not lead. `leader` is the address that the replica names, or empty."""
+        """Record that the replica at `address` does not lead. `leader` is the leader's address that the replica has returned, or empty."""
         self._unreached.pop(address, None)
         self._asked(address)
         if leader and leader not in self._unreached and self._may_use_address(leader):
@@ -78,7 +79,7 @@ class ReplicaChoice:
             self._go_on()
 
     def is_silent(self, address: str) -> None:
-        """Note that the replica at `address` did not answer."""
+        """Record that the replica at `address` did not answer."""
         if address not in self.given:
             self._unreached[address] = None
         self._asked(address)
@@ -99,29 +100,31 @@ TIMEOUT_S = 10.0
 """Time limit in seconds for calls that only read the coordinator's memory."""
 
 READ_TIMEOUT_S = 600.0
-"""Time limit in seconds for calls that read the store: `verify` reads every byte of the store."""
+"""Time limit in seconds for calls that read the store. It is long because `verify` reads every byte of the store."""
 
 SNAPSHOT_TIMEOUT_S = 120.0
-"""Time limit in seconds for a snapshot or a restore. The fleet's own default time-out is 60 s."""
+"""Time limit in seconds for a snapshot or a restore. For comparison, a fleet's default epoch timeout is 60 s."""
 
 LOCATED_MAX = 2000
-"""Largest number of agents in one call: with names of maximal length they fit into the call's request."""
+"""Largest number of agents in one call. Even if all ids have the maximum length, they fit into one request."""
 
 LEADER_KEY = "snapline-leader"
-"""Trailing metadata from a replica that does not lead: the leader's address, or empty if unknown."""
+"""Key of the trailing metadata in which a replica that does not lead returns the leader's address, or empty if the leader is unknown."""
 
 TROUBLE_S = 2.5
-"""Time in seconds after which a call that is still retrying reports the reason. An election takes a second or two."""
+"""Time in seconds after which a call that is still being retried reports the reason. It is longer than an election, which takes a second or
+two."""
 
 RETRY_S = 0.05
-"""Pause in seconds before the next replica is tried. An election takes a second or two."""
+"""Pause in seconds before the next replica is tried."""
 
 RETRY_TIME_LEFT_MIN_S = 0.25
-"""Least remaining time in seconds for another attempt. A call cut short would report an unknown outcome instead of the silent replica."""
+"""Minimum remaining time in seconds for another attempt. An attempt that is cut short would report an unknown outcome instead of the
+replica that does not answer."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
-"""Time in seconds for retrying an unreachable coordinator, and the pause between attempts. It may be starting, or its machine
-overloaded."""
+"""Time in seconds for which calls to an unreachable coordinator are retried, and the pause between attempts. The coordinator may be
+starting, or its machine may be overloaded."""
 
 _Reply = TypeVar("_Reply")
 
@@ -129,15 +132,15 @@ _Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class CoordinatorClient:
-    """Calls to the coordinator. Create the object inside a running event loop. All methods may run concurrently.
+    """Client for calls to the coordinator. Create the object inside a running event loop. All methods may run concurrently.
 
-    `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A
-    replica that does not lead names the leader. If a replica does not answer, the client tries the next one until the call's time limit
-    (`ReplicaChoice`). So a call may be made twice. That does no harm: calls that change state are idempotent, except that a repeated
-    `create_snapshot` may take one more snapshot.
+    `address` is one address, or the addresses of several replicas separated by commas. Each call is first sent to the replica that answered
+    most recently. A replica that does not lead redirects the client to the leader. If a replica does not answer, the client tries the next
+    replica until the call's time limit is reached (`ReplicaChoice`). So a call may be made twice. That is harmless, since calls that change
+    state are idempotent, except that a repeated `create_snapshot` may take an additional snapshot.
 
-    All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
-    UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
+    All methods raise CoordinatorUnavailableError if no replica answers, or AuthenticationError if certificates are the cause. They raise
+    UnknownOutcomeError if no reply arrived in time. Any other error is the one that the coordinator raised.
     """
 
     def __init__(
@@ -147,7 +150,8 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """Create a client. `on_trouble` gets a sentence when a call has retried for a while because no replica answers or none leads."""
+        """Create a client. `on_trouble` is called with a readable sentence if a call has been retried for `TROUBLE_S` because no replica
+        answers or none leads."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
@@ -155,7 +159,7 @@ class CoordinatorClient:
             [part.strip() for part in address.split(",") if part.strip()], self._security.may_dial
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._channel(self._turns.current)  # Raises early if the address must not be used.
+        self._channel(self._turns.current)  # raises early if the address must not be used
 
     async def close(self) -> None:
         """Close the connections. Pending calls are cancelled."""
@@ -165,23 +169,23 @@ class CoordinatorClient:
     async def status(
         self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
     ) -> FleetStatus:
-        """Return the fleet's status. With `stale`, any replica may answer, from the state that it has applied.
+        """Return the fleet's status. With `stale`, any replica may answer with the state that it has applied so far.
 
-        With `unconfirmed`, the leader answers without confirming its leadership, which saves a write to the log. A replaced leader may then
-        answer for a short time, so only callers that poll should use this.
+        With `unconfirmed`, the leader answers without confirming its leadership, which saves a write to the log. For a short time, the
+        answer may then come from a leader that has already been replaced, so only callers that poll should use this option.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
-        """Take a snapshot now; return when its epoch has ended."""
+        """Take a snapshot now, and return when its epoch is complete or aborted."""
         outcome: SnapshotOutcome = await self._call("CreateSnapshot", timeout_s)
         return outcome
 
     async def read_snapshots(
         self, verb: str, snapshot: str = "", agent: str = "", timeout_s: float = READ_TIMEOUT_S
     ) -> dict[str, object]:
-        """Return the document for `verb`: "list", "show", "verify" or "history".
+        """Return the document that `snapline snapshot VERB` shows. `verb` is "list", "show", "verify" or "history".
 
         Raises:
             NotFoundError: the snapshot or agent does not exist.
@@ -189,7 +193,8 @@ class CoordinatorClient:
         return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return the recovery line if these agents (or all agents of a host, `host:h1`) fail. Without any, all agents fail.
+        """Return the recovery line for the failure of these agents. An entry `host:h1` means all agents of host `h1`. If `failed` is empty,
+        all agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
@@ -197,7 +202,7 @@ class CoordinatorClient:
         return document_of(await self._call("RecoveryLine", timeout_s, failed=list(failed)))
 
     async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return the recovery line for every single agent and every single host."""
+        """Return the recovery lines for the failure of each single agent and of each single host."""
         return document_of(await self._call("RecoveryLine", timeout_s, each=True))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
@@ -207,7 +212,7 @@ class CoordinatorClient:
     async def preview_restore(
         self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
     ) -> RestorePreview:
-        """Return what a restore of a snapshot would undo. Raises the errors that `restore` raises for that snapshot."""
+        """Return a preview of what restoring a snapshot would undo. Raises the errors that `restore` raises for that snapshot."""
         reply: RestorePreview = await self._call(
             "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
         )
@@ -216,12 +221,13 @@ class CoordinatorClient:
     async def restore(
         self, snapshot: str, token: str, reason: str, is_dropping: bool, timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> RestoreReply:
-        """Restore the fleet to a snapshot; return when the plan is committed. Calls with the same `token` are the same restore.
+        """Restore the fleet to a snapshot, and return when the recovery plan is committed. Two calls with the same `token` count as one
+        restore.
 
         Raises:
             NotFoundError: the snapshot does not exist.
-            UsageError: the fleet cannot be restored to the snapshot, for the given reason.
-            ExternalFailureError: no plan could be made in time, or another restore is in progress.
+            UsageError: the fleet cannot be restored to the snapshot. The error contains the reason.
+            ExternalFailureError: no recovery plan could be made in time, or another restore is in progress.
         """
         reply: RestoreReply = await self._call(
             "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
@@ -229,24 +235,24 @@ class CoordinatorClient:
         return reply
 
     async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Return the locations of these agents, in the given order; at most `LOCATED_MAX` agents."""
+        """Return the locations of these agents, in the given order. A call may contain at most `LOCATED_MAX` agents."""
         reply: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
         return reply
 
     async def locate_all(self, timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Return the locations of all agents that take turns, sorted."""
+        """Return the locations of all agents that handle messages, sorted by agent."""
         reply: LocateReply = await self._call("Locate", timeout_s, all=True)
         return reply
 
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """Return one page of released outputs after a cursor. If there is none, wait for an output.
+        """Return one page of the released outputs that follow a cursor. If there are none, wait up to `wait_s` for an output.
 
         Raises:
             UsageError: the cursor does not belong to this fleet's store.
-            NotFoundError: the outputs after the cursor were deleted.
-            DamagedDataError, StoreError: the coordinator found damage, or could not read the store.
+            NotFoundError: some outputs after the cursor have been deleted.
+            DamagedDataError, StoreError: the coordinator found the store damaged or unreadable.
         """
         wait_ms = round(wait_s * 1000)
         page: ReadOutputsReply = await self._call(
@@ -260,11 +266,11 @@ class CoordinatorClient:
         return reply
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
-        """Acknowledge all outputs up to `cursor` for a consumer; return the consumer's position. The first call creates the consumer;
-        positions never go back.
+        """Acknowledge all outputs up to `cursor` for a consumer, and return the consumer's position. The first call creates the consumer. A
+        consumer's position never moves backwards.
 
         Raises:
-            UsageError: the name is not valid, or the cursor does not belong to this fleet's store.
+            UsageError: the name is invalid, or the cursor does not belong to this fleet's store.
         """
         reply: MoveConsumerReply = await self._call("MoveConsumer", timeout_s, name=name, cursor=cursor)
         return reply.cursor
@@ -274,18 +280,19 @@ class CoordinatorClient:
         await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return "status", "members" or "metrics" of the replica that is called, whether or not it leads."""
+        """Return the document for `verb`: "status", "members" or "metrics". The replica that is called answers for itself, whether or not
+        it leads."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(
         self, to: str = "", timeout_s: float = TIMEOUT_S, *, only_from: str = ""
     ) -> dict[str, object]:
-        """Make replica `to` the leader, or without `to` the most up-to-date replica. With `only_from`, act only while that replica
-        leads."""
+        """Make replica `to` the leader. If `to` is empty, make the most up-to-date replica the leader. If `only_from` is set, do this only
+        while that replica leads."""
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Make a replica exit. Its supervisor starts it again.
+        """Make a replica exit. Its supervisor restarts it.
 
         Raises:
             NotFoundError: no replica has this name.
@@ -293,7 +300,7 @@ class CoordinatorClient:
         await self._call("EndReplica", timeout_s, name=name)
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
-        """Return the complete replicated state and the cluster name."""
+        """Return the complete replicated state and the cluster's name."""
         reply: BackupReply = await self._call("Backup", timeout_s)
         try:
             return zlib.decompress(reply.image), reply.cluster
@@ -311,7 +318,8 @@ class CoordinatorClient:
         *,
         died_in: Sequence[TurnDeath] = (),
     ) -> bool:
-        """Report for a launcher that this run of a host ended during these turns. Return whether the fleet counted the run as alive."""
+        """Report, on behalf of a launcher, that this run of a host has ended during the turns in `died_in`. Return whether the fleet
+        counted the run as alive."""
         turns = [msgspec.structs.asdict(death) for death in died_in]
         fields = {"host": host, "instance": instance, "reason": reason, "died_in": turns}
         reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
@@ -322,7 +330,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is alive, or agents are placed on it until the next plan.
+            UsageError: the host is alive, or the current plan still places agents on it.
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
@@ -334,24 +342,26 @@ class CoordinatorClient:
         is_even: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> MoveAgentsReply:
-        """Drain hosts, resume them, or spread agents evenly. The next plan moves the agents; `status` shows their placement.
+        """Drain hosts, resume drained hosts, or spread agents evenly over the hosts. The next plan moves the agents, and `status` shows
+        where they are placed.
 
         Raises:
             NotFoundError: a host does not exist.
-            UsageError: no host would be left.
+            UsageError: no host would remain to run the agents.
         """
         fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
         reply: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
         return reply
 
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
-        """End a host's process and fence the host: its later messages are rejected even if the host does not receive this request.
+        """End a host's process and fence the host. Its later messages are rejected even if the host never receives the request to end.
 
-        `host_start` restricts the call to this run, so that repeated calls end no later run; 0 means the current run.
+        `host_start` restricts the call to one run of the host, so that repeating the call does not end a later run. 0 means the current
+        run.
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is not alive, or has started again.
+            UsageError: the host is not alive, or has been restarted.
         """
         await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
@@ -360,10 +370,10 @@ class CoordinatorClient:
     async def make_token(
         self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
     ) -> MakeTokenReply:
-        """Register a token by its digest. For `valid_s` seconds the token authenticates its bearer as `name` with `role`.
+        """Register a token by its digest. For `valid_s` seconds, the token authenticates its bearer as `name` with the role `role`.
 
         Raises:
-            UsageError: a token of this name exists, there are too many tokens, or the role is not a user role.
+            UsageError: a token with this name exists, there are too many tokens, or `role` is not a role for users.
         """
         fields = {"name": name, "role": role, "digest": digest, "valid_s": valid_s}
         made: MakeTokenReply = await self._call("MakeToken", timeout_s, **fields)
@@ -379,22 +389,22 @@ class CoordinatorClient:
         return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Return the bearer of the token with this digest. Hosts call this method."""
+        """Return the name and role of the bearer of the token with this digest. Hosts call this method."""
         reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return reply
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Record a user's call to a host before the call is made. Raises UsageError if the user's token or certificate is not or no
-        longer valid."""
+        """Record a user's call to a host before the host carries it out. Raises UsageError if the user's token or certificate is invalid or
+        has expired."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
-        """Return the last calls of users that changed state, `count` at most."""
+        """Return the most recent user calls that changed state, at most `count`."""
         reply: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
         return reply
 
     async def _call(self, call: str, timeout_s: float, /, **fields: object) -> Any:  # the call's own answer
-        """Call one replica after another until one answers on behalf of the fleet."""
+        """Call one replica after another until the leader has answered, and return its reply."""
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
@@ -409,7 +419,7 @@ class CoordinatorClient:
                 return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.CANCELLED and left_s > RETRY_S:
-                    # gRPC's server has raised this, not we: too many calls were queued, and this one has not begun.
+                    # This status comes from gRPC's server, not from us. Too many calls were queued, and this call has not started.
                     await asyncio.sleep(RETRY_S)
                     continue
                 failure = self._failure(error, address, silent)
@@ -428,7 +438,7 @@ class CoordinatorClient:
             await asyncio.sleep(RETRY_S)
 
     def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
-        """Return the failed call's error, and choose the replica to ask next; record unreachable replicas in `silent`."""
+        """Return the error for a failed call, and choose the replica to call next. Unreachable replicas are recorded in `silent`."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
         metadata = dict(error.trailing_metadata() or ())
@@ -465,7 +475,7 @@ class CoordinatorClient:
                 raise UsageError(mismatch)
 
     async def _distrust(self) -> AuthenticationError | None:
-        """Return the error if certificates prevent us from using every replica; None otherwise."""
+        """Return an error if certificates prevent us from using any of the replicas. Return None if at least one replica can be used."""
         last_failure = ("", "")
         for address in self._turns.given:
             reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
@@ -483,9 +493,9 @@ class CoordinatorClient:
 
 
 async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
-    """Retry a call until the coordinator answers or the time limit is reached.
+    """Retry a call until the coordinator answers or `PATIENCE_S` has passed.
 
-    The call may be made more than once. Repeating a tool's request does no harm: a second snapshot is just one more snapshot.
+    The call may be made more than once. Repeating a tool's request is harmless. At worst, one more snapshot is taken.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -498,7 +508,7 @@ async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply
 
 
 def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
-    """Return the error that the server raised; None if the reply does not name one."""
+    """Return the snapline error that the server raised, or None if the reply does not name one."""
     name = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
     error_class = getattr(errors, name, None) if isinstance(name, str) else None
     return (

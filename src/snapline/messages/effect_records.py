@@ -1,6 +1,6 @@
-"""Records of the topic `@effects`: a fleet's ledger of its external effects. No I/O.
+"""Records of the topic `@effects`, which is a fleet's ledger of its external effects. This module does no I/O.
 
-Each record is an output of the agent that owns the effect (`host/host_effects.py`). So each record is released with its epoch, once and in
+Each record is an output of the agent that owns the effect (`host/host_effects.py`). So a record is released with its epoch, once and in
 order, and a restore reverts it like any other output.
 """
 
@@ -9,20 +9,22 @@ from typing import Any, Literal
 import msgspec
 
 EFFECTS_TOPIC = "@effects"
-"""Topic of the ledger. Agents cannot emit outputs under this topic: their topics contain no "@"."""
+"""Topic of the ledger. Agents cannot emit outputs under this topic, since their own topics must not contain "@"."""
 
 INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
-"""Stages: the effect may be called once this record is released; it succeeded; it failed; its turn failed later and the effect is not
-undone."""
+"""Stages of an effect. "intent" means that the effect may be called as soon as this record is released. "done" means that it succeeded, and
+"failed" that it failed. "left" means that its turn failed later, and that the effect remains in place without being undone."""
 
 NOT_DONE = "not-done"
-"""Stage in which an operator has declared that an effect in doubt was not executed. It may be called once this record is released."""
+"""Stage in which an operator has declared that an effect in doubt was not executed. The effect may be called again as soon as this record
+is released."""
 
 UNDO = "/undo"
-"""Suffix of a compensation's key."""
+"""Suffix of the key of a compensation."""
 
 TEXT_CHARACTERS_MAX = 400
-"""Largest length of readable arguments and results in characters, because the ledger is not an archive."""
+"""Largest length of arguments and results as readable text, in characters. Longer texts are truncated, because the ledger is not an
+archive."""
 
 
 class EffectRecord(msgspec.Struct, frozen=True):
@@ -30,18 +32,19 @@ class EffectRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
-        key: key of the effect within the agent; a key that begins with `@` was generated for the effect's turn.
-        generation: generation of the effect: 1, and one more after each compensation.
+        key: key of the effect, unique within the agent. A key that begins with `@` was generated from the effect's turn.
+        generation: generation of the effect. It starts at 1 and increases by 1 after each compensation.
         name: name of the effect.
-        outside_key: idempotency key given to the external service.
+        outside_key: idempotency key that is passed to the external service.
         arguments: arguments as readable text.
-        result: result as readable text; for "failed", the error.
-        undo: compensation of the effect, `"module:function"`, or "".
-        undo_arguments: arguments of the compensation, each encoded.
-        undoes, undoes_generation: for a compensation, the effect that it undoes.
-        saga: the saga that contains the effect, or "".
+        result: result as readable text. If the stage is "failed", the error instead.
+        undo: function that undoes the effect (its compensation), as `"module:function"`. "" if it has none.
+        undo_arguments: encoded arguments of the compensation.
+        undoes, undoes_generation: if this effect is a compensation, key and generation of the effect that it undoes.
+        saga: the saga to which the effect belongs. "" if it belongs to none.
         timeout_s: time limit of one call in seconds.
-        has_probe, is_repeatable: how to find out after a crash whether the effect was done.
+        has_probe, is_repeatable: whether a probe can find out after a crash if the effect was executed, and whether the effect may simply
+            be repeated.
     """
 
     stage: str
@@ -62,18 +65,19 @@ class EffectRecord(msgspec.Struct, frozen=True):
 
 
 EffectState = Literal["waiting", "in doubt", "needs people", "open"]
-"""State of an effect that has not ended. Waiting: its intent is not released. In doubt: an earlier incarnation may have called it. Needs
-people: it is not called until an operator resolves it. Open: it is being called."""
+"""State of an unfinished effect. "waiting" means that the record of its intent has not been released. "in doubt" means that an earlier
+incarnation of the agent may have called the effect. "needs people" means that the effect is not called until an operator resolves it.
+"open" means that it is being called."""
 
 NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
 class UnfinishedEffect(msgspec.Struct, frozen=True):
-    """An effect that an agent waits for, as the agent's host sees it.
+    """An effect for which an agent waits, as reported by the agent's host.
 
     Attributes:
-        intent: the effect's intent, if it is not released yet and so not in the ledger.
-        asked_ns: wall-clock time of that intent in nanoseconds since 1970.
+        intent: record of the effect's intent, if the record has not been released yet and is therefore not in the ledger.
+        asked_ns: wall-clock time of the intent in nanoseconds since 1970.
     """
 
     agent: str
@@ -88,26 +92,27 @@ _decoder = msgspec.msgpack.Decoder(EffectRecord)
 
 
 def read_record(payload: bytes) -> EffectRecord:
-    """Decode the record from the payload of an output under `@effects`: the name of its type, and its body."""
+    """Decode a record from the payload of an output under `@effects`. The payload contains the name of the type, and the encoded record."""
     return _decoder.decode(memoryview(payload)[1 + payload[0] :])
 
 
 def readable(value: Any) -> str:
-    """Return a value as one line of readable text, truncated if long."""
+    """Return a value as one line of readable text. Text longer than `TEXT_CHARACTERS_MAX` is truncated."""
     try:
         text = msgspec.json.encode(value, enc_hook=repr).decode()
-    except Exception:  # A key that is not text, or the value's own class, may raise anything.
+    except Exception:  # A key that is not text, or code of the value's class, may raise anything.
         text = repr(type(value))
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 def undo_key(key: str, generation: int) -> str:
-    """Return the key of the compensation of this generation. Each compensation is an effect of its own."""
+    """Return the key of the compensation that undoes this generation of the effect. A compensation is itself an effect with its own key."""
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
 def effect_undone_by(key: str) -> tuple[str, int] | None:
-    """Return key and generation of the effect that the compensation with this key undoes; None if the key belongs to no compensation."""
+    """Return key and generation of the effect that the compensation with this key undoes. Return None if the key does not belong to a
+    compensation."""
     if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
@@ -115,5 +120,5 @@ def effect_undone_by(key: str) -> tuple[str, int] | None:
 
 
 def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """Return the idempotency key given to the external service. Every call of one effect uses the same key, across all crashes."""
+    """Return the idempotency key that is passed to the external service. All calls of one effect use the same key, even after crashes."""
     return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

@@ -1,13 +1,14 @@
-"""Messages between hosts and the coordinator, as structs. The comments in `coordinator.proto` explain the fields.
+"""Structs for the messages between hosts and the coordinator. The comments in `coordinator.proto` explain the fields.
 
-The codec maps structs and fields by name, so they have the names of `coordinator.proto`.
+The codec maps structs and fields by name, so their names are the same as in `coordinator.proto`.
 """
 
 import msgspec
 
 
 class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
-    """A peer host of the plan, and how long there has been no link to it. `is_waited`: a message or request waits for the link."""
+    """A peer host in the plan to which there is no link, and how long the link has been missing. `is_waited` means that a message or
+    request is waiting for the link."""
 
     host: str
     host_start: int
@@ -16,13 +17,15 @@ class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
 
 
 CAPTURE, STOP_WHEN = "capture", "stop_when"
-"""Names of special turns: the capture of an agent's state, and the evaluation of the fleet's predicate, which belongs to no agent."""
+"""Names of two special turns. The first captures an agent's state. The second evaluates the fleet's `stop_when` predicate, and belongs to
+no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
-    """A turn during which a host's process died. `times` is the number of such deaths, counted in plans.
+    """A turn during which a host's process died. `times` is the number of processes that have died in it. It is set only in plans and in
+    the log.
 
-    `limit` is the number of deaths tolerated. `is_beside` means that the turn ran in a thread, next to the event loop.
+    `limit` is the number of deaths that are tolerated. `is_beside` means that the turn ran in its own thread instead of on the event loop.
     """
 
     agent: str
@@ -35,7 +38,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     times: int = 0
 
     def describe(self) -> str:
-        """Return a readable description of what the process was doing."""
+        """Return a readable description of what the process was doing when it died."""
         if self.what == STOP_WHEN:
             return "stop_when was asked"
         if self.what == CAPTURE:
@@ -44,7 +47,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
         return f"agent {self.agent} handled {of}"
 
     def sentence(self) -> str:
-        """Return a readable sentence with the number of deaths."""
+        """Return a readable sentence that contains the description and the number of deaths."""
         return f"{self.times} process{'es' * (self.times > 1)} died while {self.describe()}"
 
 
@@ -53,7 +56,7 @@ class HostMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False):
-    """Base class of messages from the coordinator to hosts. All are idempotent, and are sent again on every new stream."""
+    """Base class of messages from the coordinator to hosts. All of them are idempotent, and are resent on every new stream."""
 
 
 class AgentKind(msgspec.Struct, frozen=True, gc=False):
@@ -64,14 +67,14 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceRule(msgspec.Struct, frozen=True, gc=False):
-    """Rule that places some agents on one of these hosts, as long as one is present. `agents`: an id, or a prefix of ids followed by
-    `*`."""
+    """Rule that places certain agents on one of these hosts, as long as at least one of the hosts is present. `agents` is an agent's id, or
+    a prefix of ids followed by `*`."""
 
     agents: str
     hosts: tuple[str, ...]
 
     def applies_to(self, agent: str) -> bool:
-        """Return whether the rule names this agent."""
+        """Return whether the rule applies to this agent."""
         return agent.startswith(self.agents[:-1]) if self.agents.endswith("*") else agent == self.agents
 
 
@@ -83,7 +86,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StandingAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent that waits for an operator in the middle of a durable turn. `kind` is the kind of the fleet's concern about it."""
+    """An agent that waits for an operator in the middle of a durable turn. `kind` is the kind of the fleet's Concern about the agent."""
 
     agent: str
     kind: str
@@ -92,7 +95,7 @@ class StandingAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
-    """A pack that a host has made durable, as the host reports it to the coordinator."""
+    """A host's report to the coordinator about a pack that the host has made durable."""
 
     path: str
     size_bytes: int
@@ -165,11 +168,11 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):
-    """Report that a host's part of an epoch is durable. The fields are columns; indices point into `names`.
+    """Report that a host's part of an epoch is durable. The tuples are columns. Agents in the columns are indices into `names`.
 
-    `slowest` is the agent of this host that recorded last, with its phases `start_delay_ns` … `store_ns` as in `PartTimes`. `new_bytes`
-    is the number of bytes written. `since`: channels that are omitted are unchanged since this host's report of that epoch; 0 if none is
-    omitted.
+    `slowest` is the agent on this host that was the last to record its state. `start_delay_ns` … `store_ns` are the durations of its
+    phases, as in `PartTimes`. `new_bytes` is the number of bytes written. If `since` is not 0, channels that have not changed since this
+    host's report of epoch `since` are omitted. If it is 0, no channel is omitted.
     """
 
     epoch: int
@@ -238,11 +241,11 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """Request to log inputs under this plan, or a later report of what was logged.
+    """Request for permission to log inputs under this plan, or a later report of the last logged batch.
 
     Attributes:
-        key: public key with which the host signs batches; empty if they are not signed.
-        newest: number of the last durable batch if the store is signed or encrypted; 0 otherwise.
+        key: public key that verifies the host's signatures on batches. Empty if batches are not signed.
+        newest: number of the last durable batch if the store is signed or encrypted. Otherwise 0.
     """
 
     plan: int
@@ -251,7 +254,7 @@ class OpenLog(HostMessage, frozen=True, gc=False):
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
-    """Epoch request: a client waits for an epoch that holds what agents of this host have done."""
+    """Request for an epoch, because a client waits until a complete epoch holds the work of agents on this host."""
 
     plan: int
 
@@ -274,8 +277,8 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """Report that a turn has requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place` is the
-    function and the line in the agent's code."""
+    """Report that a turn has requested a rollback of the fleet to a snapshot, which is "last", a tag or an epoch number. The agent waits
+    for the rollback. `place` is the function and the line in the agent's code that made the request."""
 
     agent: str
     incarnation: int
@@ -285,14 +288,14 @@ class WantRollback(HostMessage, frozen=True, gc=False):
 
 
 class TurnSurvived(HostMessage, frozen=True, gc=False):
-    """Report that a turn that had killed processes before has ended successfully."""
+    """Report that a turn has ended successfully although processes had died in it before."""
 
     agent: str
     digest: bytes
 
 
 class StopEvaluated(HostMessage, frozen=True, gc=False):
-    # open_effects: effects that must end first; if `reached`, turns with external effects that are still running
+    # open_effects: effects that must end before the fleet stops; if `reached`, turns with external effects that are still running
     epoch: int
     reached: bool
     error: str = ""
@@ -304,7 +307,8 @@ class Leave(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsStored(HostMessage, frozen=True, gc=False):
-    """Report that checkpoints of single agents, taken independently or for a round, are durable. The fields are columns; see the proto."""
+    """Report that checkpoints of single agents are durable. The agents took them independently or for a checkpoint round. The tuples are
+    columns, which `coordinator.proto` explains."""
 
     host_start: int
     plan: int
@@ -330,8 +334,8 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):
-    """Report that agents are frozen: no agent of the host takes a turn; each agent except `running` has a durable checkpoint of its live
-    state."""
+    """Report that the host's agents are frozen. No agent starts a turn, and each agent that is not in `running` has a durable checkpoint of
+    its live state."""
 
     plan: int
     number: int
@@ -340,8 +344,8 @@ class AgentsFrozen(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
-    """Answers of agents to the requests of a round. The fields are columns. `request_of` is an index into `agents`; `askers` names the
-    agent whose request each of them answers."""
+    """Agents' answers to the requests of a checkpoint round. The tuples are columns. `request_of` contains indices into `agents`. `askers`
+    contains, for each of `agents`, the agent whose request it answers."""
 
     epoch: int
     plan: int
@@ -357,7 +361,7 @@ class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
 
 
 class NumbersReported(HostMessage, frozen=True, gc=False):
-    """Current numbers of a host's agents. Agents without a turn since their checkpoint are omitted."""
+    """Current sequence numbers of a host's agents. Agents that have had no turn since their last checkpoint are omitted."""
 
     request: int
     plan: int
@@ -370,7 +374,7 @@ class NumbersReported(HostMessage, frozen=True, gc=False):
 
 
 class MessagePart(HostMessage, frozen=True, gc=False):
-    """A part of a message that exceeds the size of one message on the wire."""
+    """A part of a message that is too large to be sent as one message on the wire."""
 
     data: bytes
     is_last: bool
@@ -380,7 +384,7 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 
 
 class Welcome(Directive, frozen=True, gc=False):
-    """Admit a run of a host. `refuses_effects`: the fleet is a fork that must not perform external effects."""
+    """Admit a run of a host. `refuses_effects` means that the fleet is a fork that must not perform external effects."""
 
     host_start: int
     cluster: str
@@ -390,13 +394,13 @@ class Welcome(Directive, frozen=True, gc=False):
 
 
 class ReadProbe(Directive, frozen=True, gc=False):
-    """Read this file in the store and return its content."""
+    """Instruction to read this file in the store and return its content."""
 
     path: str
 
 
 class RosterEntry(msgspec.Struct, frozen=True, gc=False):
-    """A living host."""
+    """A live host."""
 
     host: str
     address: str
@@ -408,7 +412,7 @@ class Roster(Directive, frozen=True, gc=False):
 
 
 class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
-    """Place of an agent in a plan. `host` is an index into the plan's hosts."""
+    """The placement of one agent in a plan. `host` is an index into the plan's hosts."""
 
     agent: str
     kind: str
@@ -419,7 +423,8 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostLog(msgspec.Struct, frozen=True, gc=False):
-    """Input log of one run of a host under one plan. `newest` is the number of a batch that the coordinator knows to be in the log."""
+    """The input log of one run of a host under one plan. `newest` is the number of a batch that the coordinator knows to be in the log, or
+    0 if it knows of none."""
 
     plan: int
     host: str
@@ -428,9 +433,9 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """Recovery plan. `logs` are the logs of earlier plans that may still be written, or whose newest batch is known.
+    """A recovery plan. `logs` are the logs of earlier plans to which hosts may still write, or of which a batch number is known.
 
-    `drop_before`: inputs beyond the recovery line are dropped if they are in logs of plans below this number.
+    Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is less than `drop_before`.
     """
 
     number: int
@@ -445,10 +450,11 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
-    """Begin an epoch. `base` is the newest complete epoch. If a host refers to a newer epoch, that epoch was condemned in the meantime.
+    """Instruction to begin an epoch. `base` is the newest complete epoch. If a host refers to an epoch newer than `base`, that epoch has
+    been condemned.
 
-    `told` is an epoch of which this leader has all reports, so channels unchanged since then may be omitted; 0 if there is none.
-    `again` means that the host's earlier report of this epoch was not sufficient.
+    `told` is an epoch for which this leader has all reports, or 0 if there is none. Channels that have not changed since that epoch may be
+    omitted from the new report. `again` means that the host's earlier report of this epoch was not sufficient.
     """
 
     epoch: int
@@ -460,11 +466,11 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """End an epoch. For a complete epoch, `agents` and `inputs` may hold agents and the numbers of the last inputs that they had consumed
-    in it.
+    """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may hold agents, and for each agent the
+    number of the last input that it had consumed in the epoch.
 
-    `emitters` and `outputs` hold agents and the numbers of the last outputs that they had emitted in the epoch. They are sent in a second
-    EndEpoch, when the outputs of the epoch are released.
+    `emitters` and `outputs` hold agents, and for each agent the number of the last output that it had emitted in the epoch. They are sent
+    in a second EndEpoch, when the epoch's outputs are released.
     """
 
     epoch: int
@@ -477,13 +483,13 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Notice whether a consumer reads outputs live. If one does, hosts request an epoch for each pending output."""
+    """Notice that tells hosts whether a consumer reads outputs live. If a consumer does, hosts request an epoch for each pending output."""
 
     is_watched: bool
 
 
 class RollbackRefused(Directive, frozen=True, gc=False):
-    """Notice that a rollback was refused. The agent waits until a plan is made for another reason."""
+    """Notice that an agent's rollback request was refused. The agent keeps waiting until a plan is made for some other reason."""
 
     agent: str
     incarnation: int
@@ -500,11 +506,11 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """Confirmation that a log is open. Every host that gets a later plan learns of this log.
+    """Confirmation that a log is open. All later plans mention this log to the hosts.
 
     Attributes:
-        certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
-        newest: number of a batch known to be in the log from now on.
+        certificate: the coordinator's signature over the host's key for this log. Empty if batches are not signed.
+        newest: number of a batch that the coordinator, from now on, knows to be in the log.
     """
 
     plan: int
@@ -544,27 +550,28 @@ class TurnedAway(Directive, frozen=True, gc=False):
 
 
 class CheckpointsKnown(Directive, frozen=True, gc=False):
-    """Notice that the host need not repeat its reports up to this number."""
+    """Notice that the host need not resend its CheckpointsStored reports up to this sequence number."""
 
     sequence: int
 
 
 class FreezeAgents(Directive, frozen=True, gc=False):
-    """Start no more turns, checkpoint every agent that has changed, and send AgentsFrozen."""
+    """Instruction to start no more turns, to checkpoint every agent that has changed, and then to send AgentsFrozen."""
 
     plan: int
     number: int
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """End the freeze with this number; 0 ends any freeze, for a host that missed the end of one."""
+    """Instruction to end the freeze with this number. 0 ends any freeze, for a host that has missed the end of its freeze."""
 
     plan: int
     number: int
 
 
 class RequestCheckpoints(Directive, frozen=True, gc=False):
-    """Make these agents handle the checkpoint requests of a round. An empty asker makes the agent an initiator."""
+    """Instruction to deliver the checkpoint requests of a round to these agents. If an agent's asker is empty, the agent is an initiator of
+    the round."""
 
     epoch: int
     plan: int
@@ -574,20 +581,20 @@ class RequestCheckpoints(Directive, frozen=True, gc=False):
 
 
 class ReportNumbers(Directive, frozen=True, gc=False):
-    """Request the current numbers of the agents, on behalf of a tool."""
+    """Request for the current sequence numbers of the host's agents, on behalf of a tool."""
 
     request: int
     plan: int
 
 
 SAME_SIGNAL_S = 0.2
-"""Two signals to a process within this time in seconds count as one stop, because a terminal or batch system and the launcher both pass
-it on."""
+"""Two stop signals that reach a process within this time in seconds count as one, because a terminal or batch system and the launcher may
+both deliver the same signal."""
 
 
 class Quiesce(Directive, frozen=True, gc=False):
-    """Hold back inputs of clients, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are
-    held."""
+    """Instruction to hold back clients' inputs, or calls of external effects, until the next Quiesce, plan or stream. If effects are held,
+    the host answers with Quiesced."""
 
     number: int
     holds_inputs: bool = False
@@ -595,18 +602,18 @@ class Quiesce(Directive, frozen=True, gc=False):
 
 
 class Quiesced(HostMessage, frozen=True, gc=False):
-    """Report that effects are held: no effect call is running on this host, and none will start until the hold with this number ends."""
+    """Report that no effect call is running on this host, and that none will start until the hold with this number ends."""
 
     number: int
 
 
 class WantLeave(HostMessage, frozen=True, gc=False):
-    """Report that the host wants to stop, and waits for a snapshot that holds what its agents have done."""
+    """Report that the host wants to stop, and waits for a snapshot that holds all work of its agents."""
 
     reason: str = ""
 
 
 class MayLeave(Directive, frozen=True, gc=False):
-    """Permission to stop: epoch `epoch` holds what the host's agents had done when the host sent WantLeave."""
+    """Permission to stop. Epoch `epoch` holds all work that the host's agents had done when the host sent WantLeave."""
 
     epoch: int

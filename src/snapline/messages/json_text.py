@@ -1,8 +1,8 @@
-"""Validation of untrusted JSON, which comes from HTTP request bodies and command-line arguments.
+"""Validation of untrusted JSON from HTTP request bodies and command-line arguments.
 
-Parsers differ in what they accept, and unusual values that one parser accepts cause failures later. Therefore this module rejects, with a
-one-sentence error, text that is not UTF-8, numbers that JSON (NaN, infinity) or a message cannot represent, duplicate keys in an object,
-and unbounded nesting.
+JSON parsers differ in what they accept, and an unusual value that one parser accepts may cause a failure later. Therefore this module
+rejects text that is not UTF-8, numbers that JSON or a message cannot represent (such as NaN and infinity), duplicate keys in an object, and
+excessive nesting. The error is one sentence.
 """
 
 import json
@@ -17,15 +17,15 @@ NESTED = "it is nested too deep"
 
 
 def read_json(given: bytes | str) -> Any:  # whatever it is
-    """Return the value of a JSON text.
+    """Parse a JSON text and return its value.
 
     Raises:
-        UsageError: the text is invalid; the error's text is a clause to be put into a sentence.
+        UsageError: the text is invalid. The error's message is a clause that callers put into a sentence.
     """
     try:
         text = given.decode() if isinstance(given, bytes) else given
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
-        msgspec.msgpack.encode(value)  # rejects integers that are too large, and halves of surrogate pairs
+        msgspec.msgpack.encode(value)  # rejects integers that are too large, and unpaired surrogates
     except RecursionError:
         raise UsageError(NESTED) from None
     except UnicodeError:

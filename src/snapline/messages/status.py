@@ -35,12 +35,14 @@ KINDS: dict[str, str] = {
     "store": "bring the store back, as `snapline doctor --store STORE` finds it; the recovery goes on by itself",
     "turn": "`snapline agent describe {agent}` shows its journal; run the code that began the turn, or `snapline recovery restore ID` to before it",
 }
-"""Kind of a concern → remedy, a sentence without the full stop. `{host}` and `{agent}` are the first host and agent concerned."""
+"""Kind of a concern → its remedy, a sentence without a full stop. `{host}` and `{agent}` are replaced by the first host and the first agent
+concerned."""
 
 URGENT = frozenset(
     ("certificate", "epochs", "hosts", "in_doubt", "killer", "log", "memory", "rollback", "rpo", "store", "turn")
 )
-"""Kinds that need an operator now: those whose alert is critical, and effects in doubt, which may wait for an operator alone."""
+"""Kinds of concerns that need an operator immediately. These are the kinds whose alert is critical, and effects in doubt, for which only an
+operator may be able to act."""
 
 
 class Concern(msgspec.Struct, frozen=True):
@@ -93,7 +95,7 @@ class Concern(msgspec.Struct, frozen=True):
 
 
 def remedy_of(concern: Concern) -> str:
-    """Return the remedy of a concern: its own, or otherwise the remedy of its kind."""
+    """Return the concern's own remedy if it has one, otherwise the remedy of its kind."""
     host, agent = next(iter(concern.hosts), "ID"), next(iter(concern.agents), "AGENT")
     return concern.remedy or KINDS[concern.kind].format(host=host, agent=agent)
 
@@ -166,9 +168,9 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name of the fork.
-        parent, parent_name: cluster and name of the fleet from which the fork was made.
-        epoch: epoch of the snapshot, in both fleets.
-        is_live: the fork may perform effects.
+        parent, parent_name: cluster id and name of the fleet from which the fork was made.
+        epoch: epoch number of the snapshot from which the fork was made. It is the same in both fleets.
+        is_live: whether the fork may perform external effects.
     """
 
     name: str
@@ -179,15 +181,15 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class RecoveryTime(msgspec.Struct, frozen=True):
-    """Duration of a finished recovery, and what it undid.
+    """Duration of a finished recovery, and the work that it undid.
 
     Attributes:
-        is_failure: a host or an agent had failed; if False, agents moved, or the fleet was restored.
-        plan_ns: time from the first suspicion until the plan was committed.
+        is_failure: whether the cause was the failure of a host or an agent. If False, agents were moved, or the fleet was restored.
+        plan_ns: time from the first suspicion of a failure until the plan was committed.
         load_ns: time from the commit until all hosts had applied the plan.
-        rolled_back: number of `agents` that did not keep their live state.
-        lost_ns: work lost, as time; None if unknown, since agents checkpoint independently.
-        checkpoints_lost: number of durable checkpoints after the recovery line, over all agents.
+        rolled_back: how many of the agents did not keep their live state.
+        lost_ns: amount of work lost, as a time. None if it is unknown because agents take checkpoints independently.
+        checkpoints_lost: total number of durable checkpoints that lie after the recovery line, over all agents.
     """
 
     plan: int = 0
@@ -222,20 +224,22 @@ class LossStatus(msgspec.Struct, frozen=True):
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):
-    """Cost of epochs, measured on the newest epoch that the leading process completed itself. Values are None if there is no such epoch
-    yet.
+    """Cost of epochs, measured on the newest epoch that was completed by the process that now leads. These measurements are None if there
+    is no such epoch yet.
 
     Attributes:
-        period_ns: time between two epochs; 0 if epochs are only requested by hand.
-        policy: policy if agents checkpoint independently; "" if they do not.
-        epochs: number of complete epochs kept, over which the next three fields are measured.
-        duration_ns, duration_max_ns: mean and longest time from an epoch's beginning to its decision.
-        gap_ns: mean time between the beginnings of two epochs under one plan; 0 if unknown.
-        pause_ns: longest wait of one agent.
-        capture_ns: total wait of a host's agents, one after another; the largest value among the hosts.
-        new_bytes: bytes written for the epoch.
-        state_bytes: size of the epoch's states, as if all were written.
-        channel_state_bytes: size of the epoch's messages in transit.
+        period_ns: time between two periodic epochs. 0 if epochs are taken only on request.
+        policy: checkpointing policy if agents take checkpoints independently. "" if they do not.
+        epochs: number of complete epochs in the retained history. `duration_ns`, `duration_max_ns` and `gap_ns` are measured over these
+            epochs.
+        duration_ns, duration_max_ns: mean and longest time from the start of an epoch until it was decided.
+        gap_ns: mean time between the starts of two consecutive epochs under one plan. 0 if it is unknown.
+        pause_ns: longest time for which a single agent was paused.
+        capture_ns: total time for which a host's agents were paused, one after another. The value is that of the host with the largest
+            total.
+        new_bytes: number of bytes written for the epoch.
+        state_bytes: total size of the agents' states in the epoch, including unchanged parts that were not written again.
+        channel_state_bytes: total size of the messages in transit in the epoch.
     """
 
     period_ns: int = 0
@@ -298,11 +302,11 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Leadership as one replica sees it; another replica may have newer information.
+    """Leadership as one replica sees it. Other replicas may have newer information.
 
     Attributes:
-        term: Raft term; 0 before the first election.
-        leader: id of the leader; empty if unknown.
+        term: Raft term. 0 before the first election.
+        leader: id of the leader. Empty if it is unknown.
         is_leader: whether this replica leads.
     """
 
@@ -312,18 +316,18 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Status of one replica at one instant.
+    """Status of one replica at a point in time.
 
     Attributes:
         node: id of the replica.
         standing: leadership as this replica sees it.
-        is_learner: whether the replica lost its log and may not vote before it has caught up.
+        is_learner: whether the replica has lost its log and must not vote until it has caught up.
         has_quorum: whether the replica is connected to a majority of replicas, including itself.
-        connected: ids of the other replicas to which it can send, sorted.
-        commit_index: index of the last entry known to be committed.
-        applied: index of the last entry that this replica has applied.
-        first_index, last_index: index of the first and last entry in the replica's journal.
-        journal_bytes: size of the journal's entries.
+        connected: sorted ids of the other replicas to which this replica can send.
+        commit_index: index of the last log entry that is known to be committed.
+        applied: index of the last log entry that this replica has applied.
+        first_index, last_index: indices of the first and the last entry in the replica's journal.
+        journal_bytes: total size of the journal's entries.
     """
 
     node: str
@@ -339,12 +343,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AskedReplica(msgspec.Struct, frozen=True):
-    """A replica of the coordinator, and the status that it reported itself.
+    """A replica of the coordinator, and the status that the replica itself has reported.
 
     Attributes:
-        id, address: id and address under which the replicas know it.
-        status: None if the replica has not answered.
-        problem: reason why it has not answered.
+        id, address: id and address by which the replicas know this replica.
+        status: the reported status. None if the replica has not answered.
+        problem: reason why the replica has not answered. "" if it has.
     """
 
     id: str
@@ -354,9 +358,9 @@ class AskedReplica(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an epoch requested by hand. Epoch 0 means that it did not even begin.
+    """Outcome of a requested snapshot. `epoch` is 0 if no epoch was started.
 
-    If both `reason` and `is_complete` are set, the epoch is not new, since the recovery line has not advanced.
+    If both `is_complete` and `reason` are set, `epoch` is an earlier epoch, since the recovery line has not advanced since then.
     """
 
     epoch: int

@@ -1,8 +1,8 @@
-"""Wire format of messages between hosts, tools and the coordinator: structs to protobuf messages and back, by field name.
+"""Wire format of messages between hosts, tools and the coordinator. Structs are converted to protobuf messages and back, by field name.
 
-The cores handle msgspec structs; protobuf is used only on the wire and in the log. A struct and its message have the same field names. A
-scalar is copied, a tuple becomes a repeated field, a dict becomes a map (decoded in sorted order), a struct a nested message, and None an
-absent field. For each class, one conversion expression is compiled at its first use.
+The cores handle msgspec structs. Protobuf is used only on the wire and in the log. A struct and its message have the same field names. A
+scalar is copied, a tuple becomes a repeated field, a dict becomes a map (decoded in sorted order), a struct becomes a nested message, and
+None becomes an absent field. For each class, a conversion expression is compiled when the class is first used.
 """
 
 import types
@@ -50,7 +50,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 @cache
 def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]) -> Callable[[StructT], Message]:
-    """Return the function that converts a `struct_class` into a `message_class`."""
+    """Return the function that converts an instance of `struct_class` into a `message_class`."""
     scope: dict[str, Any] = {"message": message_class}
     fields = [f"{field.name}={_written(field, message_class, scope)}" for field in msgspec.structs.fields(struct_class)]
     return _compiled(f"lambda value: message({', '.join(fields)})", scope)
@@ -58,14 +58,15 @@ def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]
 
 @cache
 def reader_of(struct_class: type[StructT]) -> Callable[[Message], StructT]:
-    """Return the function that converts a message into a `struct_class`. Absent fields have protobuf's defaults."""
+    """Return the function that converts a message into an instance of `struct_class`. Absent fields get protobuf's default values."""
     scope: dict[str, Any] = {"struct": struct_class}
     fields = [_read(field, scope) for field in msgspec.structs.fields(struct_class)]
     return _compiled(f"lambda message: struct({', '.join(fields)})", scope)
 
 
 def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[str, Any]) -> str:
-    """Return the expression that converts one field of a struct for a message. A value of None is omitted."""
+    """Return the source of the expression that converts one field of a struct into a field of a message. If the value is None, the field is
+    absent."""
     value, struct_class = f"value.{field.name}", _struct_in(field.type)
     if struct_class is None:
         return value
@@ -79,7 +80,7 @@ def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[s
 
 
 def _read(field: msgspec.structs.FieldInfo, scope: dict[str, Any]) -> str:
-    """Return the expression that converts one field of a message for a struct."""
+    """Return the source of the expression that converts one field of a message into a field of a struct."""
     expression, struct_class = f"message.{field.name}", _struct_in(field.type)
     if struct_class is not None:
         read = f"read_{field.name}"
@@ -103,25 +104,26 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the class of the structs in a field of this type; None if the field holds no structs."""
+    """Return the class of the structs that a field of this type holds, or None if the field holds no structs."""
     of = get_args(kind)[0] if _is_repeated(kind) or _is_optional(kind) else kind
     return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
 
 
 def _compiled(source: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = eval(source, scope)  # the source consists only of names of fields
+    made: Callable[..., Any] = eval(source, scope)  # the source is built only from field names
     return made
 
 
 def structs_of(envelope_class: Callable[..., Message], base: type[StructT]) -> dict[str, type[StructT]]:
-    """Return the structs of an envelope whose messages have the names of the subclasses of `base`."""
+    """Return, for each subclass of `base`, the name of the envelope's field whose message has the same name as the subclass, mapped to the
+    subclass."""
     described: Any = envelope_class
     fields = {field.message_type.name: field.name for field in described.DESCRIPTOR.oneofs_by_name["kind"].fields}
     return {fields.pop(struct.__name__): struct for struct in base.__subclasses__()}
 
 
 def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
-    """Return the message in `data`. Raises ProtocolError if `data` is invalid."""
+    """Parse `data` as a `message_class` and return the message. Raises ProtocolError if `data` is invalid."""
     message = message_class()
     try:
         message.ParseFromString(data)
@@ -131,15 +133,15 @@ def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
 
 
 class OneofCodec(Generic[StructT]):
-    """Codec for structs that share one envelope message with a `oneof kind`.
+    """Codec for structs that share one protobuf envelope, which contains one of them in its `oneof kind`.
 
     Attributes:
-        descriptor: descriptor of the envelope.
+        descriptor: protobuf descriptor of the envelope.
     """
 
     def __init__(self, envelope_class: Callable[..., Message], structs: Mapping[str, type[StructT]]) -> None:
-        """Create the codec. `structs` maps the name of the field in the oneof to the struct of its message."""
-        # Generated classes carry their descriptor, but the stubs declare it only for the concrete class.
+        """Create the codec. `structs` maps the name of each field in the oneof to the struct class for that field's message."""
+        # Generated classes have a descriptor, but the type stubs declare it only for the concrete class.
         described: Any = envelope_class
         self.descriptor: Any = described.DESCRIPTOR
         self._envelope_class = envelope_class
@@ -148,7 +150,7 @@ class OneofCodec(Generic[StructT]):
         self._messages = {name: self.descriptor.fields_by_name[name].message_type._concrete_class for name in structs}
 
     def wrap(self, value: StructT, **fields: object) -> Message:
-        """Return the envelope with `value` in its oneof, and the other `fields` of the envelope."""
+        """Return an envelope that contains `value` in its oneof. `fields` are the values of the envelope's other fields."""
         name = self._names[type(value)]
         return self._envelope_class(**{name: self._message_of(name, value)}, **fields)
 
@@ -156,7 +158,7 @@ class OneofCodec(Generic[StructT]):
         """Return the struct in the envelope's oneof.
 
         Raises:
-            ProtocolError: the oneof is empty, or holds a kind of a later version.
+            ProtocolError: the oneof is empty, or holds a kind that only a later version knows.
         """
         name = envelope.WhichOneof("kind")
         if name is None or name not in self._structs:
@@ -165,7 +167,7 @@ class OneofCodec(Generic[StructT]):
         return value
 
     def encode(self, value: StructT) -> bytes:
-        """Return `value` in its envelope, as bytes."""
+        """Return the encoded envelope that contains `value`."""
         return self.wrap(value).SerializeToString()
 
     def decode(self, data: bytes) -> StructT:
@@ -177,12 +179,12 @@ class OneofCodec(Generic[StructT]):
         return self.unwrap(self.parse(data))
 
     def kind_bytes(self, value: StructT) -> bytes:
-        """Return `value` alone as canonical bytes: equal values have equal bytes."""
+        """Return the canonical encoding of `value` without its envelope. Equal values have equal encodings."""
         name = self._names[type(value)]
         return name.encode() + b"\0" + self._message_of(name, value).SerializeToString(deterministic=True)
 
     def parse(self, data: bytes) -> Message:
-        """Return the envelope in `data`. Raises ProtocolError if `data` is invalid."""
+        """Parse `data` as an envelope and return the envelope. Raises ProtocolError if `data` is invalid."""
         return parsed(self._envelope_class, data)
 
     def _message_of(self, name: str, value: StructT) -> Message:
@@ -195,8 +197,8 @@ ATTEND = f"/{_services['Coordinator'].full_name}/Attend"
 """Full name of the gRPC call that opens a host's stream."""
 
 PART_BYTES = 1024 * 1024
-"""Size in bytes of the parts into which larger messages are split, such as reports of many thousand agents. A server accepts at most 2
-MiB at once."""
+"""Size in bytes of the parts into which larger messages are split, such as a report about many thousand agents. A server accepts at most 2
+MiB per message."""
 
 host_messages: OneofCodec[HostMessage] = OneofCodec(
     coordinator_pb2.HostMessage, structs_of(coordinator_pb2.HostMessage, HostMessage)
@@ -254,16 +256,16 @@ def path_of(call: str) -> str:
 
 
 def encode_request(call: str, /, **fields: object) -> bytes:
-    """Encode a tool's request for the given call."""
+    """Encode a tool's request for this call."""
     request: Message = _CALLS[call].input_type._concrete_class(**fields)
     return request.SerializeToString()
 
 
-def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of its own
-    """Decode the coordinator's reply to the given call.
+def decode_reply(call: str, data: bytes) -> Any:  # each call has its own type of answer
+    """Decode the coordinator's reply to this call.
 
     Raises:
-        ProtocolError: the bytes are not a reply to this call, or a later version wrote them.
+        ProtocolError: the bytes are not a reply to this call, or were written by a later version.
     """
     kind = _CALLS[call].output_type
     if kind.name in _envelopes:
@@ -272,7 +274,8 @@ def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of i
 
 
 def in_parts(data: bytes) -> Iterator[bytes]:
-    """Split a host's message into the messages that go on the wire."""
+    """Yield the messages in which a host's encoded message is sent. If it is larger than `PART_BYTES`, yield several `MessagePart`
+    messages."""
     if len(data) <= PART_BYTES:
         yield data
         return

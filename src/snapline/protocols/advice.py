@@ -2,42 +2,47 @@
 
 Theory of operation
 -------------------
-The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R of recoveries, and
-failures. C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. These values
-determine
+The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R that recoveries take,
+and the number of failures. C is the time for which the agents of one host wait for their checkpoints, on the host where this time is
+longest. These values determine
 
-- the mean time M between failures, with confidence limits, or a lower limit if no failure was seen;
-- the interval: Daly's for C and M (`policy.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be
-  lost, interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
-- the cost of an hour: overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
-  until the round is decided, so C is D there.
+- the mean time M between failures, with confidence limits, or with only a lower limit if no failure was observed;
+- the interval, which is Daly's interval for C and M (`policy.py`), but not less than D or `INTERVAL_MIN_S`. It must also be short enough
+  that the oldest work that can be lost, interval + D, stays within the RPO. Daly's interval grows with the square root of M, so an
+  uncertain M has a reduced effect;
+- the cost of an hour, where T is the interval: the overhead C/T, and for each failure the repeated work T/2 + D plus R. Under koo-toueg,
+  participants are blocked until the round is decided, so D is used as the price C.
 
-*Other protocols* are not running, so their costs can only be bounded. If agents checkpoint on their own, a failure rolls back a share s of
-them, each by half its own interval: the optimum is Daly's for C and M/s. For `bcs` the measured patterns of docs/protocols.md give the
-range of s. The cost of sender logs is unknown before they are written, so there is no upper bound. Such a protocol is advised only on
-visible evidence:
+*Other protocols* are not running, so their costs can only be bounded. If agents take checkpoints independently, a failure rolls back a
+share s of the agents, each by half of its own interval, so the best interval is Daly's for C and M/s. For `bcs`, the patterns measured in
+docs/protocols.md give the range of s. The cost of sender logs is unknown as long as no such logs are written, so there is no upper bound.
+Therefore a different protocol is advised only if there is direct evidence against the current one:
 
-- epochs take as long as their interval, or are aborted: the longest turn of any agent delays all agents, but under `bcs` only its own
-  agent;
-- under `uncoordinated` the recovery line stays behind by intervals: the domino effect;
-- under a communication-induced protocol more checkpoints are forced for each basic one than `bcs` forced in any pattern.
+- epochs take longer than the interval between them, or are aborted. Under a coordinated protocol, the longest turn of any agent delays all
+  agents, while under `bcs` it delays only its own agent;
+- under `uncoordinated`, the recovery line lags behind by several intervals, which indicates the domino effect;
+- under a communication-induced protocol, the number of forced checkpoints per basic checkpoint is higher than in any pattern measured under
+  `bcs`.
 
-Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper. The advice then states the
-largest possible saving and how to measure it: `snapline sim compare` runs the same agents under both protocols.
+Without such evidence, the advice is to keep the fleet's protocol, which is fixed for the life of the fleet, unless a different protocol is
+clearly cheaper. If a different protocol might be cheaper, the advice states the largest possible saving. `snapline sim compare` can measure
+the saving, because it runs the same agents under both protocols.
 
 Cost of an hour
 ---------------
-Advice from simulations uses the same costs. The expected cost of an hour is
+Advice that is based on simulations uses the same costs. The expected cost of an hour is
 
     3600 s × (overhead without failures + loss per failure / mean time between failures)
 
-where the overhead is the share of time that checkpoints add, and the loss per failure is the repeated work plus the recovery (J. T. Daly,
-FGCS 22(3), 2006, section 2, to first order). Among protocols that cannot be distinguished from the cheapest one, the simplest wins:
-coordinated before uncoordinated before communication-induced.
+where the overhead is the time that checkpoints add, as a share of the running time, and the loss per failure is the repeated work plus the
+duration of the recovery (J. T. Daly, FGCS 22(3), 2006, section 2, to first order). Among the protocols whose cost cannot be distinguished
+from that of the cheapest protocol, the simplest one is chosen. Coordinated protocols are simpler than uncoordinated ones, which are simpler
+than communication-induced ones.
 
-*Mean time between failures.* Failures without memory make a Poisson process, so the number seen gives the rate with the exact limits of F.
-Garwood (Biometrika 28, 1936): rates at which this number or more, or this number or fewer, would be seen with 2.5 % probability. If no
-failure was seen in a time t, the mean is above t / 3.0 with 95 % confidence (the rule of three: e^-3 = 5 %).
+*Mean time between failures.* Memoryless failures form a Poisson process. So the observed number of failures yields the failure rate, with
+the exact confidence limits of F. Garwood (Biometrika 28, 1936). At the lower limit, at least this number of failures would be observed with
+a probability of 2.5 %. At the upper limit, at most this number would be observed with a probability of 2.5 %. If no failure was observed in
+a time t, the mean is greater than t / 3.0 with 95 % confidence (rule of three: e^-3 = 5 %).
 """
 
 import math
@@ -52,35 +57,37 @@ from snapline.protocols.policy import COST_MIN_S, INTERVAL_MIN_S, daly
 HOUR_S = 3600.0
 
 SIMPLEST_FIRST = PROTOCOLS
-"""Protocols from simple to complex. Coordinated ones come first, since they recover from one known epoch; the rest follows docs/protocols.md."""
+"""All protocols, from the simplest to the most complex. Coordinated protocols come first, since they recover from a single known epoch. All
+other protocols are in the order of docs/protocols.md."""
 
 TAIL = 0.025
-"""Probability of each tail outside the confidence limits."""
+"""Probability of each of the two tails outside the confidence limits."""
 
 NONE_SEEN = -math.log(2 * TAIL)
-"""Expected number of failures in a period that has at least one failure with 95 % probability."""
+"""Expected number of failures in a period in which at least one failure occurs with a probability of 95 %."""
 
 STEPS = 80
-"""Number of bisection steps after which a confidence limit is exact to the last bit."""
+"""Number of bisection steps. After this number, a confidence limit is exact to the last bit."""
 
 
 def hourly_cost_s(overhead: float, *, loss_s: float, mtbf_s: float) -> float:
-    """Return the seconds of an hour that checkpoints and failures take."""
+    """Return the number of seconds per hour that checkpoints and failures cost."""
     return HOUR_S * (overhead + loss_s / mtbf_s)
 
 
 def simplest(protocols: Iterable[str]) -> str:
-    """Return the simplest of protocols whose costs cannot be distinguished."""
+    """Return the simplest of these protocols."""
     return min(protocols, key=SIMPLEST_FIRST.index)
 
 
 class Mtbf(msgspec.Struct, frozen=True):
-    """The mean time between failures of a fleet, in seconds.
+    """A fleet's mean time between failures, in seconds.
 
     Attributes:
-        mean_s: the mean; None: no failure has happened yet.
-        low_s, high_s: limits with 95 % confidence; infinite if unknown.
-        failures, observed_s: number of failures and observed time from which the mean was computed; both 0: the mean was declared.
+        mean_s: the mean. None if no failure has happened yet.
+        low_s, high_s: confidence limits (95 %). `high_s` is infinite if it is unknown.
+        failures, observed_s: number of failures, and observation time, from which the mean was computed. Both are 0 if the mean was
+            declared.
     """
 
     mean_s: float | None
@@ -91,7 +98,7 @@ class Mtbf(msgspec.Struct, frozen=True):
 
 
 def declared_mtbf(mtbf_s: float) -> Mtbf:
-    """Return a declared mean time between failures.
+    """Return the mean time between failures that a user has declared.
 
     Raises:
         UsageError: the value is not a positive, finite time.
@@ -105,7 +112,7 @@ def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
     """Return the mean time between failures, estimated from observed failures.
 
     Raises:
-        UsageError: a number is negative, or there are failures in an observed time of 0.
+        UsageError: a number is negative, or there are failures although the observation time is 0.
     """
     if failures < 0 or not (math.isfinite(observed_s) and observed_s >= 0) or (failures and not observed_s):
         raise UsageError(f"{failures} failures in {observed_s} s is not possible")
@@ -116,13 +123,14 @@ def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
 
 
 def poisson_limits(count: int) -> tuple[float, float]:
-    """Return the 95 % confidence limits of the mean of a Poisson distribution of which `count` was observed (Garwood 1936)."""
+    """Return the 95 % confidence limits for the mean of a Poisson distribution, given that `count` events were observed (Garwood 1936)."""
     high = _mean_where(count, TAIL)
     return (_mean_where(count - 1, 1 - TAIL) if count else 0.0), high
 
 
 def _mean_where(count: int, chance: float) -> float:
-    """Return the mean at which at most `count` events come with this probability, which falls as the mean grows."""
+    """Return the mean for which the probability of at most `count` events equals `chance`. That probability decreases as the mean
+    increases."""
     low, high = 0.0, 10.0 + 4.0 * count
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -131,43 +139,46 @@ def _mean_where(count: int, chance: float) -> float:
 
 
 def _at_most(count: int, mean: float) -> float:
-    """Return the probability of at most `count` events. Computed with logarithms because the terms may overflow or underflow floats."""
+    """Return the probability of at most `count` events. Logarithms are used because the terms may overflow or underflow as floats."""
     if mean == 0:
         return 1.0
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
 
 
 BCS_MOVED_SHARES = (0.22, 0.91)
-"""Share of the agents that one failure rolls back under `bcs`: least and largest of all patterns in docs/protocols.md."""
+"""Smallest and largest share of the agents that one failure rolls back under `bcs`, over all patterns in docs/protocols.md."""
 
 BCS_FORCED_RATIO_MAX = 4.1
-"""Largest number of forced checkpoints for each basic one under `bcs`, in the same table."""
+"""Largest number of forced checkpoints per basic checkpoint under `bcs`, over all patterns in docs/protocols.md."""
 
 SAVING_MIN_S = 1.0
-"""Smallest saving that is worth a change, in seconds of each hour."""
+"""Smallest saving that justifies a change, in seconds per hour."""
 
 MTBF_EXAMPLES_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
-"""Mean times between failures for which the advice gives intervals if the real one is unknown."""
+"""Mean times between failures for which the advice contains the best intervals if the actual mean time is unknown."""
 
 LINE_LAG_MAX = 3
-"""Number of intervals that the recovery line may lag before this counts as a domino effect: one in progress, one being stored, one by
-chance."""
+"""Number of intervals by which the recovery line may lag without this being counted as a domino effect. One interval is in progress, one is
+being stored, and one is tolerated as chance."""
 
 ABORTED_SHARE = 0.1
-"""Share of aborted epochs above which aborts are not accidental."""
+"""Share of aborted epochs above which aborts are no longer considered accidental."""
 
 
 class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a running fleet; times in seconds. None: unknown.
+    """Measurements of a running fleet. Times are in seconds. None means that a value is unknown.
 
     Attributes:
-        interval_s: time between two checkpoints of an agent, including forced ones; None: manual, or not measured yet.
-        price_s: time that the agents of a host wait for the checkpoints of one interval.
-        duration_s: mean duration of an epoch; None: no epoch is complete.
-        behind_s: age of the newest line.
-        recoveries_s: durations of recoveries after failures. moved: share of the agents rolled back; depth: checkpoints that each of them lost.
-        checkpoints, forced: numbers so far. aborted, completed: numbers of epochs.
-        rpo_s, rto_s: limits in the fleet's definition.
+        interval_s: time between two checkpoints of an agent, including forced ones. None if checkpoints are taken only on request, or if
+            the interval has not been measured yet.
+        price_s: time for which the agents of a host wait for the checkpoints of one interval.
+        duration_s: mean duration of an epoch. None if no epoch is complete.
+        behind_s: age of the newest recovery line.
+        recoveries_s: durations of recoveries after failures.
+        moved, depth: share of the agents that a failure rolled back, and number of checkpoints that each of them lost.
+        checkpoints, forced: number of all checkpoints so far, and of forced checkpoints.
+        completed, aborted: number of complete and of aborted epochs.
+        rpo_s, rto_s: recovery objectives in the fleet's definition.
     """
 
     protocol: str
@@ -188,23 +199,25 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recovery_s(self) -> float:
-        """Return the mean duration of a recovery, in seconds; 0 if there was none."""
+        """Return the mean duration of a recovery in seconds, or 0 if there was no recovery."""
         return math.fsum(self.recoveries_s) / len(self.recoveries_s) if self.recoveries_s else 0.0
 
     @property
     def forced_ratio(self) -> float | None:
-        """Return the number of forced checkpoints for each other checkpoint."""
+        """Return the number of forced checkpoints per basic checkpoint, or None if there was no basic checkpoint."""
         basic = self.checkpoints - self.forced
         return self.forced / basic if basic > 0 else None
 
 
 class BestInterval(msgspec.Struct, frozen=True):
-    """Best interval for a mean time between failures, in seconds.
+    """The best checkpoint interval for a given mean time between failures. Times are in seconds.
 
     Attributes:
         interval_s: time from one checkpoint of an agent to the next.
-        every_s: the trigger's value for this interval; longer than the interval if messages force additional checkpoints.
-        formula_s: Daly's interval. bound: reason for another interval: "", "duration", "least" or "rpo".
+        every_s: the period to configure for the trigger in order to obtain this interval. It is longer than the interval if messages force
+            additional checkpoints.
+        formula_s: Daly's interval.
+        bound: reason why the interval differs from Daly's: "duration", "least" or "rpo". "" if it does not differ.
         cost_s: cost of an hour.
     """
 
@@ -217,7 +230,8 @@ class BestInterval(msgspec.Struct, frozen=True):
 
 
 class ProtocolCost(msgspec.Struct, frozen=True):
-    """Lower and upper bound of a protocol's cost of an hour at its best interval; `high_s` None: unknown. `how`: source of the figures."""
+    """Lower and upper bound of a protocol's cost of an hour, at its best interval. `high_s` is None if it is unknown. `how` describes how
+    the bounds were obtained."""
 
     protocol: str
     low_s: float
@@ -226,17 +240,19 @@ class ProtocolCost(msgspec.Struct, frozen=True):
 
 
 class FleetAdvice(msgspec.Struct, frozen=True):
-    """Advice for a fleet.
+    """The advice for a fleet.
 
     Attributes:
-        protocol: the advised protocol; the fleet's own unless the evidence is against it.
-        is_other_protocol, is_other_interval: whether a change of the protocol, or of the interval, is worthwhile.
-        interval: best interval for the likeliest mean time between failures; None: this time or the price is unknown.
-        cost_now_s: cost of an hour with the current settings; None: unknown.
-        interval_low_s, interval_high_s: best intervals for the limits of the mean time between failures.
-        intervals: best intervals for some mean times between failures, if the real one is unknown.
-        costs: costs of the compared protocols.
-        why: reasons, as sentences with numbers. missing: unknown figures, and how to obtain them.
+        protocol: the advised protocol. It is the fleet's current protocol unless there is evidence against it or another protocol is
+            clearly cheaper.
+        is_other_protocol, is_other_interval: whether changing the protocol is worthwhile, and whether changing the interval is.
+        interval: best interval for the most likely mean time between failures. None if that time or the price is unknown.
+        cost_now_s: cost of an hour with the current settings. None if it is unknown.
+        interval_low_s, interval_high_s: best intervals for the two confidence limits of the mean time between failures.
+        intervals: best intervals for several mean times between failures, if the actual mean time is unknown.
+        costs: the costs of the protocols that were compared.
+        why: reasons for the advice, as sentences with numbers.
+        missing: sentences that name unknown values and explain how to obtain them.
     """
 
     protocol: str
@@ -254,7 +270,7 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 
 
 def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
-    """Return the advice for a fleet with these figures."""
+    """Return the advice for a fleet with these measurements and this mean time between failures."""
     known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *MTBF_EXAMPLES_S} - {0.0})
     intervals = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
     best = intervals[0] if intervals and mtbf.mean_s is not None else None
@@ -284,7 +300,7 @@ def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
 
 
 def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
-    """Return the best interval of the fleet's own protocol; the price is known."""
+    """Return the best interval under the fleet's current protocol. The price must be known."""
     price_s, share = _price_s(figures), _share(figures)
     formula_s = daly(price_s, mtbf_s / share)
     lowest, bound = max((INTERVAL_MIN_S, "least"), (figures.duration_s or 0.0, "duration"))
@@ -308,7 +324,8 @@ def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def _price_s(figures: RunningFigures) -> float:
-    """Return the price. Under koo-toueg participants are blocked from their checkpoint until the round is decided."""
+    """Return the price in seconds. Under koo-toueg it is at least the duration of a round, because participants are blocked until the round
+    is decided."""
     blocked_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
     return max(figures.price_s or 0.0, blocked_s, COST_MIN_S)
 
@@ -334,7 +351,7 @@ def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
-    """Return the cost of the fleet's own protocol, followed by bounds for the usual alternatives."""
+    """Return the cost of the fleet's current protocol, followed by bounds for the usual alternatives."""
     own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
     other_costs = [
         _other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol
@@ -365,7 +382,7 @@ def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> s
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
-    """Return evidence against the fleet's own protocol that does not depend on costs."""
+    """Return the evidence against the fleet's current protocol that does not depend on costs. The result is empty if there is none."""
     if not is_autonomous(figures.protocol):
         return _delayed_by_turns(figures)
     ratio = figures.forced_ratio

@@ -79,12 +79,12 @@ from snapline.protocols.rule import CheckpointRule, SilentRule
 
 
 class _VectorRule(CheckpointRule):
-    """Base class of protocols that fix the dependency vector of an interval from some event on.
+    """Base class of protocols in which, after a certain event, the dependency vector must not change until the next checkpoint.
 
     Attributes:
-        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
-        _is_fixed: the vector may not rise in the rest of the interval. Cleared by checkpoints.
-        _changes: entries that the next message to each receiver must carry.
+        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
+        _is_fixed: whether the vector must not increase before the next checkpoint. Checkpoints reset it.
+        _changes: tracks which entries the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_is_fixed", "_vector")
@@ -113,8 +113,8 @@ class _VectorRule(CheckpointRule):
         return self._is_fixed and self._raises_the_vector(sender, self._read(piggyback))
 
     def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
-        """Return whether a message raises the vector. For FDAS the sender's entry alone would give the same result, but deltas are
-        short enough to check all entries."""
+        """Return whether a message with these entries would increase the vector. Under FDAS, checking only the sender's entry would give
+        the same result, but deltas are short enough to check all entries."""
         vector = self._vector
         return any(value > vector.get(ordinal, 0) for ordinal, value in entries.items())
 
@@ -147,7 +147,7 @@ class _VectorRule(CheckpointRule):
 
 
 class FdasRule(_VectorRule):
-    """Fixed dependency after send: the first send of an interval fixes its vector."""
+    """FDAS (fixed dependency after send): the first send in an interval fixes the vector."""
 
     __slots__ = ()
 
@@ -155,7 +155,7 @@ class FdasRule(_VectorRule):
 
 
 class FdiRule(_VectorRule):
-    """Fixed dependency interval: the first send or receive of an interval fixes its vector."""
+    """FDI (fixed dependency interval): the first send or receive in an interval fixes the vector."""
 
     __slots__ = ()
 
@@ -167,7 +167,7 @@ class FdiRule(_VectorRule):
 
 
 class NrasRule(SilentRule):
-    """No receive after send: forces before every receive of an interval that has sent."""
+    """NRAS (no receive after send): forces a checkpoint before every receive that follows a send in the same interval."""
 
     __slots__ = ("_has_sent",)
 
@@ -197,7 +197,7 @@ class NrasRule(SilentRule):
 
 
 class CbrRule(SilentRule):
-    """Checkpoint before receive: forces before every receive."""
+    """CBR (checkpoint before receive): forces a checkpoint before every receive."""
 
     __slots__ = ()
 
@@ -209,7 +209,8 @@ class CbrRule(SilentRule):
 
 
 class CasRule(SilentRule):
-    """Checkpoint after send: forces nothing before a receive; the caller checkpoints after the sends of a turn."""
+    """CAS (checkpoint after send): never forces a checkpoint before a receive. The caller takes a checkpoint after the sends of a turn
+    instead."""
 
     __slots__ = ()
 
@@ -218,18 +219,18 @@ class CasRule(SilentRule):
 
 
 _Received = dict[int, tuple[int, bool, int]]
-"""Received entries: agent → (vector entry, simple, row of causal)."""
+"""Received entries: agent → (entry of the vector, simple, row of causal)."""
 
 
 class BhmrRule(CheckpointRule):
-    """BHMR rule of one agent. Masks have bit k for agent k.
+    """The BHMR rule of one agent. In masks, bit k stands for agent k.
 
     Attributes:
-        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
-        _simple: a subset of the agents in `_vector`, always with the own bit.
-        _causal: by agent in `_vector`, the agent's row of `causal`; bit k and the own bit are always set in row k.
-        _sent_to: agents that received messages since the last checkpoint.
-        _changes: entries that the next message to each receiver must carry.
+        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
+        _simple: mask of a subset of the agents in `_vector`. The agent's own bit is always set.
+        _causal: agent in `_vector` → its row of `causal`. In row k, bit k and the agent's own bit are always set.
+        _sent_to: mask of the agents to which messages were sent since the last checkpoint.
+        _changes: tracks which entries the next message to each receiver must carry.
     """
 
     __slots__ = ("_causal", "_changes", "_own", "_sent_to", "_simple", "_vector")

@@ -1,83 +1,85 @@
-"""Coordinated checkpoint protocol of fleets: messages carry epoch stamps, and markers close channels early.
+"""Coordinated checkpointing protocol in which messages carry epoch stamps, and markers close channels early.
 
-`protocol="chandy-lamport"` selects this protocol. It combines Lai and Yang's stamps with Chandy and Lamport's markers.
+`protocol="chandy-lamport"` selects this protocol. It combines the stamps of Lai and Yang with the markers of Chandy and Lamport.
 
 Theory of operation
 -------------------
-The problem: take one consistent cut per epoch of a running fleet whose channels open at any time, whose agents join and
-leave, and whose turns may last minutes. Model: crash-stop agents, reliable FIFO channels numbered 1, 2, 3 …, atomic
-turns, no clocks; epochs are numbered 1, 2, 3 … in the order in which the coordinator begins them, several may be open.
+The problem: for each epoch, take one consistent cut of a running fleet. Channels may open at any time, agents may join and leave, and turns
+may last minutes. Model: agents are crash-stop, channels are reliable and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there
+are no clocks. Epochs are numbered 1, 2, 3 … in the order in which the coordinator begins them. Several epochs may be open at once.
+*Received* means consumed by a turn, so a message in the mailbox is still in its channel. Below, r is `recorded`, the last epoch for which
+this agent has recorded its state.
 
-*Received* means consumed by a turn. Messages in the mailbox are still in their channel. Below, r is `recorded`, the last
-epoch this agent recorded.
+1. A message is stamped with the value of r at the moment when it leaves the outbox. It is never stamped with an epoch that is owed but not
+   recorded.
+2. If an announcement by the host, a marker or a message mentions an epoch e > r, the agent owes e and must record its state before its next
+   turn. If it was a message, the message waits in the mailbox until then.
+3. When the agent records its state up to e, one image serves all epochs r + 1 … e. The channel state of each such epoch x begins with the
+   messages in the mailbox whose stamp is < x. Then r is set to e.
+4. A message with stamp s that arrives after that is added to the channel state of every open epoch x with s < x <= r.
+5. On each channel that it has ever used, the agent sends a marker that contains e and the number of the last message sent before the
+   record. The marker follows all messages stamped < e, and may also follow later messages. When the marker arrives, or when the receiver
+   records its state if that happens later, the number of messages received and recorded must equal the marker's number.
+6. An agent that is created while epochs are open is unborn in these epochs, which means that it has sent and received nothing. Messages
+   that reach it with a lower stamp, including the message that creates it, belong to the channel state.
+7. An agent whose leave is committed does not owe epochs that begin after the commit.
 
-1. A message is stamped with the value of r when it leaves the outbox, never with an epoch that is owed but not recorded.
-2. If the host's announcement, a marker or a message names an epoch e > r, the agent owes e and records its state before its next turn. The
-   message that named e waits in the mailbox.
-3. Recording up to e: one image serves the epochs r + 1 … e. The channel state of each such epoch x begins with the
-   mailbox messages stamped < x. Then r = e.
-4. A message stamped s that arrives later joins the channel state of every open epoch x with s < x <= r.
-5. The agent sends a marker (e, last number sent before the record) on each channel ever used. The marker follows every message stamped < e
-   and may follow later ones. When the marker arrives, or at the receiver's record if that is later, received + recorded must equal the
-   marker's number.
-6. An agent created during open epochs is unborn in them: nothing sent, nothing received. Messages that reach it with a
-   lower stamp, including the message that creates it, are channel state.
-7. An agent whose leave is committed does not owe epochs that begin afterwards.
+Correctness. G1: a message with stamp s >= x was sent after its sender recorded x, or by an agent that is unborn in x, and is consumed only
+after the receiver has recorded x (rule 2). G2: a message with stamp s < x was sent before its sender recorded x. When the receiver recorded
+x, it had already consumed the message, or the message was in the mailbox (rule 3), or the message arrived afterwards (rule 4). The proof
+does not need markers, which only close channels early and serve as a check. An epoch is complete when the reported numbers balance
+(`check_coverage`).
 
-Correctness. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
-consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
-x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
-(rule 4). The proof needs no markers: a marker only closes a channel early and serves as a check. The balance of the reported numbers
-decides whether an epoch is complete (`check_coverage`).
+Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: each message carries the sender's
+colour, which here is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC
+18, 1993: a snapshot is complete when the counts balance. K. M. Chandy and L. Lamport, 1985: the marker. Departures: several epochs may be
+open at once, one image serves all owed epochs, and agents may join and leave. Since channels are FIFO, message numbers replace the counts,
+and every gap is detected (`EpochRecording`).
 
-Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's colour on each
-message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC
-18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the marker. Departures: several epochs may be open at once,
-one image serves all owed epochs, and agents may join and leave. Since channels are FIFO, numbers replace the counts, and every gap is
-detected (`EpochRecording`).
+If an epoch ends before this agent has recorded it, the core stores that fact, so that the agent does not record the epoch later. Records of
+an ended epoch are never used. So a message stamped with an ended epoch only requires the agent to record smaller epochs that are still
+open.
 
-An epoch that ends before this agent records it is remembered as ended, so that the agent does not record it later. A message stamped with
-it requires only the smaller epochs that are still open: records of an ended epoch are never used.
-
-Invariants (see `validate`): `recorded <= owed`; every open epoch is <= `recorded`; each channel state holds consecutive
-numbers, directly after the last number received before the record, with stamps below the epoch.
+Invariants (see `validate`): `recorded <= owed`. Every open epoch is <= `recorded`. Each channel state holds messages with consecutive
+numbers, which directly follow the last number received before the record, and with stamps lower than the epoch.
 
 The caller's duties:
 
-1. *The rule that safety depends on:* while `owed > recorded`, start no turn. When no turn is running, pass `TurnBoundaryReached` to the
-   core, and execute `RecordState` before the next event.
-2. Stamp messages that leave the outbox with `recorded`, and number them per channel. Messages held in the outbox are not sent: they belong
-   to the agent's image.
-3. Deliver `MessageArrived` for every arrival whose stamp differs from `recorded`, before the message enters the mailbox,
-   in the channel's order, each message once. For equal stamps the event may be omitted because it changes nothing.
-4. Send the markers of `SendMarkers` after everything that left earlier; later messages may overtake the markers.
-5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
+1. *Safety depends on this rule:* while `owed > recorded`, start no turn. When no turn is running, pass `TurnBoundaryReached` to the core,
+   and execute `RecordState` before the next event.
+2. Stamp messages with `recorded` when they leave the outbox, and number them per channel. Messages that are held in the outbox count as not
+   sent, and belong to the agent's image.
+3. Pass `MessageArrived` once for every arriving message whose stamp differs from `recorded`, in the channel's order, before the message
+   enters the mailbox. If the stamps are equal, the event may be omitted because it has no effect.
+4. Send the markers of `SendMarkers` after all messages that left the outbox earlier. Later messages may overtake the markers.
+5. Pass `EpochEnded` for every epoch, complete or aborted, that began during the agent's life or in which the agent is unborn.
 
 One open epoch at one agent
 ---------------------------
-`EpochRecording` holds the agent's numbers in one open epoch, and channel states that grow until every channel is closed (rules 3 to 5). A
-channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch; the marker shows
-where it ends. Anything else is a fault of a peer or of the link and raises `ProtocolError`.
+`EpochRecording` holds an agent's message numbers in one open epoch, and the channel states, which grow until every channel is closed (rules
+3 to 5). A channel state consists of the messages with the numbers directly after the last one received before the record, all with stamps
+lower than the epoch. The marker shows where the channel state ends. Everything else is a fault of a peer or of the link, and raises
+`ProtocolError`.
 
 Completeness of an epoch
 ------------------------
-An epoch is complete when every channel that a sender reported is covered by its receiver's report (`check_coverage`, at the coordinator).
-Every agent in an epoch reports from its record: per outgoing channel the last number sent, per incoming channel the
-last number received, and the current number of messages in its channel state. The channel i -> j is covered when
-received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).
-received_j > sent_i is an orphan (G1), and received_j + recorded_j > sent_i a channel state with a message from outside
-the cut (G2): both mean that a peer broke the protocol, so the epoch is aborted and an alarm is raised.
+An epoch is complete when every channel that a sender has reported is covered by the report of its receiver. The coordinator checks this
+with `check_coverage`. Every agent in an epoch reports from its record the last number sent on each outgoing channel, the last number
+received on each incoming channel, and the current number of messages in each channel state. The channel i -> j is covered when received_j +
+recorded_j = sent_i (F. Mattern, JPDC 18, 1993, balances counts; here, message numbers serve as counts, since channels are FIFO). If
+received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state contains a message from outside
+the cut (G2). Both cases mean that a peer has violated the protocol, so the epoch is aborted and an alarm is raised.
 
-*Senders* decide which channels exist: the receiver may not know a channel yet. So an epoch waits for every agent
-that a reported sender names, in addition to the members it began with (those the caller checks, by name). Sent numbers are fixed
-at the record and recorded counts only grow, so an outdated report delays completion but is never wrong.
+*Senders* determine which channels exist, since a receiver may not know a channel yet. So an epoch waits for a report from every agent that
+a reported sender mentions, and also from every agent that was a member when the epoch began. The caller checks the latter. Sent numbers are
+fixed at the record, and recorded counts only increase, so an outdated report may delay completion but is never wrong.
 
 The caller's duties:
 
-1. Pass the latest report of each agent in this epoch, unborn agents included.
-2. An agent whose leave was committed before the epoch began is `gone`, and its committed numbers are its report here,
-   until all its messages are received. Messages to it become dead letters: channels towards it are not checked.
-3. The epoch is complete when every member has reported and `Coverage.is_whole`.
+1. Pass the latest report of each agent in this epoch, including unborn agents.
+2. If an agent's leave was committed before the epoch began, pass the agent in `gone`, and use its committed numbers as its report until all
+   its messages are received. Messages to such an agent become dead letters, so channels to it are not checked.
+3. Treat the epoch as complete when every member has reported and `Coverage.is_whole` is True.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -91,7 +93,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Message in the mailbox: it has arrived, but no turn has consumed it. `channel` is its sender."""
+    """A message in the mailbox, which has arrived but has not been consumed by a turn. `channel` is its sender."""
 
     channel: str
     number: int
@@ -101,7 +103,8 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """Copy of what one agent has recorded for one epoch so far: its numbers, and the channel states by sender, in order."""
+    """Copy of the data that one agent has recorded for one epoch so far. It contains the agent's message numbers and, by sender, the
+    channel states in order."""
 
     epoch: int
     is_unborn: bool
@@ -111,7 +114,7 @@ class RecordedPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochRecordingImage(msgspec.Struct, frozen=True):
-    """A hashable image of one open epoch."""
+    """A hashable image of an EpochRecording."""
 
     epoch: int
     is_unborn: bool
@@ -125,9 +128,9 @@ class EpochRecording:
     """An open epoch that `agent` has recorded, or in which the agent is unborn.
 
     Attributes:
-        sent, received: the agent's numbers at the record; empty if the agent is unborn. Never changed.
-        in_transit: by sender, the messages in the channel state so far; a sender without messages has no entry.
-        markers: by sender whose channel is closed, the number in the marker.
+        sent, received: the agent's message numbers when it recorded its state. Empty if the agent is unborn. They never change.
+        in_transit: sender → messages in the channel state so far. Senders without messages have no entry.
+        markers: sender whose channel is closed → number in the marker.
     """
 
     __slots__ = ("agent", "epoch", "in_transit", "is_unborn", "markers", "received", "sent")
@@ -144,14 +147,14 @@ class EpochRecording:
         self.markers: dict[str, int] = {}
 
     def last_number(self, channel: str) -> int:
-        """Return the number of the last message received or recorded on `channel`."""
+        """Return the number of the last message on `channel` that was received or recorded."""
         return self.received.get(channel, 0) + len(self.in_transit.get(channel, ()))
 
     def record(self, message: WaitingMessage) -> None:
-        """Apply rules 3 and 4: add `message`, which is stamped below the epoch, to its channel state.
+        """Add `message` to the state of its channel (rules 3 and 4). Its stamp must be lower than the epoch.
 
         Raises:
-            ProtocolError: the channel is closed, or its numbers have a gap.
+            ProtocolError: the channel is closed, or there is a gap in its message numbers.
         """
         channel, number = message.channel, message.number
         if channel in self.markers:
@@ -167,10 +170,11 @@ class EpochRecording:
         self.in_transit.setdefault(channel, []).append(message)
 
     def close(self, channel: str, last_number: int) -> None:
-        """Apply rule 5: close `channel` after checking that received + recorded equals the marker's number. Repeating a marker is a no-op.
+        """Check that the number of messages received and recorded equals the marker's number, then close `channel` (rule 5). Repeating a
+        marker has no effect.
 
         Raises:
-            ProtocolError: the numbers do not balance.
+            ProtocolError: the numbers differ.
         """
         if self.last_number(channel) != last_number:
             raise ProtocolError(
@@ -180,7 +184,7 @@ class EpochRecording:
         self.markers[channel] = last_number
 
     def report(self) -> RecordedPart:
-        """Return a copy of everything recorded so far."""
+        """Return a copy of all data recorded so far."""
         in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
         return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
 
@@ -189,7 +193,7 @@ class EpochRecording:
         return f"{received} were received before the record and {len(self.in_transit.get(channel, ()))} recorded"
 
     def validate(self) -> None:
-        """Check every invariant; AssertionError if one does not hold."""
+        """Check every invariant. Raise AssertionError if one is violated."""
         about = f"{self.agent}, epoch {self.epoch}"
         assert not (self.is_unborn and (self.sent or self.received)), f"{about}: unborn with numbers"
         for channel, messages in self.in_transit.items():
@@ -203,7 +207,7 @@ class EpochRecording:
             assert self.last_number(channel) == last_number, f"{about}: closed too early from {channel}"
 
     def freeze(self) -> EpochRecordingImage:
-        """Return a hashable image; equal states have equal images."""
+        """Return a hashable image of the state. Equal states have equal images."""
         return EpochRecordingImage(
             epoch=self.epoch,
             is_unborn=self.is_unborn,
@@ -215,7 +219,7 @@ class EpochRecording:
 
     @classmethod
     def restore(cls, agent: str, image: EpochRecordingImage) -> Self:
-        """Build a recording from an image that `freeze` returned."""
+        """Return the recording whose image `freeze` returned."""
         sent, received = dict(image.sent), dict(image.received)
         restored = cls(agent, image.epoch, is_unborn=image.is_unborn, sent=sent, received=received)
         restored.in_transit = {channel: list(messages) for channel, messages in image.in_transit}
@@ -224,18 +228,19 @@ class EpochRecording:
 
 
 EPOCHS_AHEAD_MAX = 1_024
-"""Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at once, and a host
-learns of their ends within a heartbeat or is declared failed. An epoch number more than a thousand ahead is treated as damaged."""
+"""Largest allowed difference between an epoch number that arrives and the number up to which all epochs are recorded or ended here. Few
+epochs are open at once, and a host learns within a heartbeat that an epoch has ended, or is declared failed. So an epoch number that is
+more than a thousand ahead is treated as damaged."""
 
 
 class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The host announces that `epoch` has begun. The event is a no-op for known, recorded and ended epochs."""
+    """The host announces that `epoch` has begun. The event has no effect if the epoch is already known, recorded or ended."""
 
     epoch: int
 
 
 class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message arrived from the agent `channel` and is about to enter the mailbox."""
+    """A message from the agent `channel` has arrived, and is about to enter the mailbox."""
 
     channel: str
     number: int
@@ -245,12 +250,12 @@ class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """No turn is running, so the agent can be recorded. The event is a no-op if no epoch is owed.
+    """No turn is running, so the agent's state can be recorded. The event has no effect if no epoch is owed.
 
     Attributes:
-        sent: by receiver, the number of the last message that left the outbox.
-        received: by sender, the number of the last message that a turn consumed.
-        waiting: the messages in the mailbox, in the order of arrival.
+        sent: receiver → number of the last message that has left the outbox.
+        received: sender → number of the last message that a turn has consumed.
+        waiting: messages in the mailbox, in the order of arrival.
     """
 
     sent: dict[str, int]
@@ -259,7 +264,8 @@ class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A marker arrived from the agent `channel`, whose last message before its record of `epoch` was `last_number`."""
+    """A marker has arrived from the agent `channel`. `last_number` is the number of the last message that this agent sent before it
+    recorded `epoch`."""
 
     channel: str
     epoch: int
@@ -267,32 +273,36 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkersReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Markers of one epoch arrived from several agents at once, as a link delivers them: sender → last number. Read only."""
+    """Markers of one epoch have arrived from several agents at once, as a link delivers them. `last_numbers` maps each sender to its last
+    number. The receiver must not modify it."""
 
     epoch: int
     last_numbers: dict[str, int]
 
 
 class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`epoch` is complete or aborted: discard its state. The event may arrive before this agent has recorded the epoch, or twice."""
+    """`epoch` is complete or aborted, so its state can be discarded. The event may arrive twice, or before this agent has recorded the
+    epoch."""
 
     epoch: int
 
 
 class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The agent's leave is committed; `last_epoch` is the latest epoch begun before that, and the last epoch that includes this agent."""
+    """The agent's leave is committed. `last_epoch` is the last epoch that began before the commit, and the last epoch that includes this
+    agent."""
 
     last_epoch: int
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's image now. The image serves all of `epochs`, which are in ascending order and never empty."""
+    """Capture the agent's image now. The image serves all `epochs`, which are in ascending order. There is at least one."""
 
     epochs: tuple[int, ...]
 
 
 class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send every receiver a marker with the last number sent to it before the record of `epoch`. May be empty. Read only."""
+    """Send each receiver a marker that contains the number of the last message sent to that receiver before `epoch` was recorded.
+    `last_numbers` may be empty, and must not be modified."""
 
     epoch: int
     last_numbers: dict[str, int]
@@ -311,7 +321,7 @@ Command = RecordState | SendMarkers
 
 
 class EpochStampedImage(msgspec.Struct, frozen=True):
-    """A hashable image of a core; the fields are those of `EpochStampedCore`."""
+    """A hashable image of an `EpochStampedCore`, whose docstring describes the fields."""
 
     agent: str
     recorded: int
@@ -324,23 +334,24 @@ class EpochStampedImage(msgspec.Struct, frozen=True):
 
 
 class EpochStampedCore:
-    """Core of the protocol for one agent. Not thread-safe; does no I/O.
+    """Core of the protocol for one agent. It is not thread-safe and does no I/O.
 
     Attributes:
         agent: this agent's id, for error messages.
-        recorded: r, the last epoch recorded and the stamp of messages that leave now. Never falls.
-        owed: the largest known epoch that must be recorded; equal to `recorded` if no epoch is owed.
-        _settled: epoch up to which every epoch is recorded or has ended; at least `recorded`.
-        _ended: the epochs above `_settled` that have ended. Stays short: `_settled` advances over epochs that directly follow it.
-        _last_epoch: after a committed leave, the last epoch that may be owed.
-        _open: the open epochs by number, ascending, all <= `recorded`.
-        _early_markers: by epoch above `recorded`, then by sender: markers that came before the record.
+        recorded: r, which is the last recorded epoch and the stamp of messages that leave now. It never decreases.
+        owed: the largest known epoch that must be recorded. Equal to `recorded` if no epoch is owed.
+        _settled: epoch up to which every epoch is recorded or has ended. At least `recorded`.
+        _ended: the epochs after `_settled` that have ended. It stays short, because `_settled` advances over ended epochs that directly
+            follow it.
+        _last_epoch: the last epoch that may be owed, if the agent's leave is committed. None otherwise.
+        _open: epoch number → recording of an open epoch. The numbers are in ascending order, and all are <= `recorded`.
+        _early_markers: epoch after `recorded` → sender → number in a marker that arrived before this agent recorded the epoch.
     """
 
     __slots__ = ("_early_markers", "_ended", "_last_epoch", "_open", "_settled", "agent", "owed", "recorded")
 
     def __init__(self, agent: str, *, recorded: int = 0, unborn_in: Iterable[int] = ()) -> None:
-        """Create the core of an agent that starts with r = `recorded`, unborn in the open epochs `unborn_in`."""
+        """Create the core of an agent that starts with r = `recorded` and is unborn in the open epochs `unborn_in`."""
         self.agent = agent
         self.recorded = recorded
         self.owed = recorded
@@ -356,12 +367,12 @@ class EpochStampedCore:
             raise ProtocolError(f"{agent} cannot be unborn in {tuple(self._open)}: it starts at epoch {recorded}")
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event; return the commands, in order.
+        """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: a gap in a channel's numbers, a marker whose number does not match, a message stamped below
-                an epoch behind that epoch's marker, an epoch impossibly far ahead. The error message has the evidence;
-                the core must not be used afterwards.
+            ProtocolError: there is a gap in a channel's numbers, a marker's number does not match, a message that is stamped lower than an
+                epoch arrived after that epoch's marker, or an epoch number is too far ahead. The error message contains the evidence. The
+                core must not be used afterwards.
         """
         match event:
             case MessageArrived():
@@ -382,14 +393,14 @@ class EpochStampedCore:
                 assert_never(event)
 
     def open_epochs(self) -> tuple[int, ...]:
-        """Return the open epochs that this agent has recorded or is unborn in, ascending."""
+        """Return, in ascending order, the open epochs that this agent has recorded or in which it is unborn."""
         return tuple(self._open)
 
     def record_of(self, epoch: int) -> RecordedPart:
-        """Return a copy of the record of `epoch` so far; channel states may still grow.
+        """Return a copy of the record of `epoch` so far. Its channel states may still grow.
 
         Raises:
-            KeyError: `epoch` is not recorded here, or has ended.
+            KeyError: this agent has not recorded `epoch`, or the epoch has ended.
         """
         return self._open[epoch].report()
 
@@ -470,7 +481,8 @@ class EpochStampedCore:
         return []
 
     def _owe(self, epoch: int) -> list[Command]:
-        """After an announcement, marker or stamp that names `epoch`, owe the largest epoch up to it that is still to be recorded."""
+        """Handle an announcement, marker or stamp that mentions `epoch`. From then on, the agent owes the largest epoch up to `epoch` that
+        is neither recorded nor ended."""
         if self._last_epoch is not None:
             epoch = min(epoch, self._last_epoch)
         if epoch > self.owed:
@@ -479,7 +491,7 @@ class EpochStampedCore:
         return []
 
     def _largest_unsettled(self, epoch: int) -> int:
-        """Return the largest epoch up to `epoch` that is neither recorded nor ended; `recorded` if there is none."""
+        """Return the largest epoch up to `epoch` that is neither recorded nor ended. If there is none, return `recorded`."""
         while epoch > self._settled:
             if epoch not in self._ended:
                 return epoch
@@ -499,7 +511,7 @@ class EpochStampedCore:
         self._move_ended_to_settled()
 
     def _move_ended_to_settled(self) -> None:
-        """Advance `_settled` over epochs that have ended. This keeps `_ended` short, since epochs end roughly in order."""
+        """Advance `_settled` over ended epochs that directly follow it. This keeps `_ended` short, since epochs end roughly in order."""
         while self._settled + 1 in self._ended:
             self._settled += 1
             del self._ended[self._settled]
@@ -521,7 +533,7 @@ class EpochStampedCore:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this core.
+            AssertionError: an invariant is violated, which means that this core has a bug.
         """
         about = f"{self.agent} at epoch {self.recorded}"
         assert self.recorded <= self._settled, f"{about}: recorded, but only settled up to {self._settled}"
@@ -535,7 +547,7 @@ class EpochStampedCore:
             open_epoch.validate()
 
     def freeze(self) -> EpochStampedImage:
-        """Return a hashable image of the whole state; equal states have equal images."""
+        """Return a hashable image of the complete state. Equal states have equal images."""
         return EpochStampedImage(
             agent=self.agent,
             recorded=self.recorded,
@@ -551,7 +563,7 @@ class EpochStampedCore:
 
     @classmethod
     def restore(cls, image: EpochStampedImage) -> Self:
-        """Build a core in exactly the state that was frozen."""
+        """Return a core in exactly the state of the image."""
         core = cls(image.agent, recorded=image.recorded)
         core.owed = image.owed
         core._settled = image.settled
@@ -565,13 +577,13 @@ class EpochStampedCore:
 
 
 class AgentReport(msgspec.Struct, frozen=True, gc=False):
-    """One agent's numbers in one epoch.
+    """The message numbers of one agent in one epoch.
 
     Attributes:
-        is_unborn: the agent was created while the epoch was open, so `sent` and `received` are empty.
-        sent: by receiver, the last number sent before the record.
-        received: by sender, the last number consumed before the record.
-        recorded: by sender, the number of messages in the channel state so far.
+        is_unborn: whether the agent was created while the epoch was open, so that `sent` and `received` are empty.
+        sent: receiver → number of the last message sent before the record.
+        received: sender → number of the last message consumed before the record.
+        recorded: sender → how many messages are in the channel state so far.
     """
 
     agent: str
@@ -582,12 +594,12 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class Coverage(msgspec.Struct, frozen=True, gc=False):
-    """Channels of an epoch that are not covered yet, and those that make the epoch invalid.
+    """The channels of an epoch that are not covered yet, and the channels that make the epoch invalid.
 
     Attributes:
-        missing: (sender, receiver, reason), one for each channel that is not covered yet.
-        orphans: (sender, receiver, sent, received): the receiver has more messages than were sent inside the cut;
-            `received` includes the channel state if that is too long.
+        missing: one tuple (sender, receiver, reason) for each channel that is not covered yet.
+        orphans: one tuple (sender, receiver, sent, received) for each channel whose receiver has more messages than were sent inside the
+            cut. The last number includes the channel state if only the channel state is too long.
     """
 
     missing: list[tuple[str, str, str]]
@@ -595,16 +607,16 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether every channel is covered and none is invalid."""
+        """Return whether all channels are covered and none is invalid."""
         return not self.missing and not self.orphans
 
 
 def check_coverage(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
-    """Compare senders' and receivers' numbers on all reported channels, in linear time.
+    """Compare the numbers that senders and receivers have reported for all channels. The comparison takes linear time.
 
     Args:
         reports: the latest report of each agent in the epoch.
-        gone: the agents that left before the epoch began, preferably a set or a dictionary.
+        gone: agents that left before the epoch began. Preferably a set or a dictionary, for fast lookup.
     """
     coverage = Coverage([], [])
     for sender, report in reports.items():
@@ -634,12 +646,12 @@ def _check_channel(coverage: Coverage, sender: str, receiver: str, sent: int, re
 def _check_receiver_only_channels(
     coverage: Coverage, receiver: str, report: AgentReport, reports: Mapping[str, AgentReport], gone: Collection[str]
 ) -> None:
-    """Check channels that only the receiver reported: their sender has sent nothing on them inside the cut."""
+    """Check the channels that only the receiver has reported. Their senders have sent no messages on them inside the cut."""
     claims = {**report.received, **report.recorded} if report.recorded else report.received
     for sender in claims:
         sender_report = reports.get(sender)
         if sender in gone or (sender_report is not None and receiver in sender_report.sent):
-            continue  # already checked by the first pass, or exempt
+            continue  # already checked as a channel of its sender, or exempt
         arrived = report.received.get(sender, 0) + report.recorded.get(sender, 0)
         if arrived and sender_report is None:
             coverage.missing.append((sender, receiver, f"{sender} has not reported"))

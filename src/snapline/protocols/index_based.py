@@ -207,11 +207,11 @@ def _not_greater_in(entries: Entries) -> int:
 
 
 class BcsRule(CheckpointRule):
-    """BCS rule of one agent.
+    """The BCS rule of one agent.
 
     Attributes:
-        index: index of the last checkpoint, 0 for the initial one. Never falls while the agent runs.
-        _piggyback: the index, encoded.
+        index: index of the last checkpoint, which is 0 for the initial checkpoint. It never decreases while the agent runs.
+        _piggyback: the encoded index.
     """
 
     __slots__ = ("_piggyback", "index")

@@ -1,89 +1,90 @@
-"""Koo and Toueg's checkpoint protocol: blocking, two-phase, with the fewest participants that keep the checkpoints consistent.
+"""Koo and Toueg's checkpointing protocol, which is blocking, has two phases, and involves only as many participants as consistency
+requires.
 
 Theory of operation
 -------------------
-The problem: from time to time some agents, the initiators of a round, need a new checkpoint. Who else must take one, so that the
-latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable FIFO channels
-numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means consumed by a turn.
-`KooTouegCore` implements one agent's part, `KooTouegRound` the coordinator's part.
+The problem: from time to time, some agents need a new checkpoint. These agents are the initiators of a round. Which other agents must take
+a checkpoint too, so that the latest permanent checkpoints of all agents still form a consistent cut? Model: agents are crash-stop, channels
+are reliable and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there are no clocks. There is one round at a time, and round
+numbers increase. *Received* means consumed by a turn. `KooTouegCore` implements an agent's part of the protocol, and `KooTouegRound` the
+coordinator's part.
 
-Each agent keeps two tables about the time since its own last checkpoint, permanent or tentative; no entry means 0:
-`received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
+Each agent keeps two tables about the time since its own last checkpoint, whether permanent or tentative. `received_from[j]` is the number
+of the last message received from j, and `first_sent[j]` the number of the first message sent to j. A missing entry means 0.
 
-1. An agent takes a *tentative* checkpoint when it is an initiator, or when p asks it with v and 0 < first_sent[p] <= v:
-   p has received a message that this agent sent after its last checkpoint. An agent that is asked again in the same round answers
-   yes. An agent that is asked without need answers yes and takes no checkpoint.
-2. A tentative checkpoint saves both tables and empties them. The agent asks every j of the saved `received_from`, with
-   the saved number.
-3. From the tentative checkpoint until the decision, the agent starts no turn, and no message leaves its outbox.
-4. If all answered yes, the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
-   back: the newer `received_from`, the older `first_sent`.
+1. An agent takes a *tentative* checkpoint if it is an initiator, or if p asks it for a checkpoint with a number v and 0 < first_sent[p] <=
+   v. The latter means that p has received a message that this agent sent after its last checkpoint. If an agent is asked again in the same
+   round, it answers yes. If an agent is asked for a checkpoint that it does not need, it answers yes without taking one.
+2. When an agent takes a tentative checkpoint, it saves both tables and empties them. It then asks every agent j in the saved
+   `received_from` for a checkpoint, with the saved number.
+3. Between its tentative checkpoint and the decision, an agent starts no turn, and no message leaves its outbox.
+4. If all agents have answered yes, the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables are
+   merged with the current ones. Merging keeps the newer entry of `received_from` and the older entry of `first_sent`.
 
-Correctness. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
-before was consistent, so j took part and received v since its last checkpoint; hence i was asked with at least v. If i
-took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v and i had to. If i took part, v was sent
-after i's tentative checkpoint, by rule 3 after the decision; but the decision waited for j, which had received v by
-then. No agent takes part without need, so the participants are the least set that contains the initiators and, with p,
-every agent of which p has received something sent after its permanent checkpoint.
+Correctness. Suppose that, after a commit, j has received message v from i inside the cut, but i sent v outside the cut. The previous cut
+was consistent, so j took part in the round and had received v since its last checkpoint. Hence i was asked with a number of at least v. If
+i took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v, and i should have taken part. If i took part, v was sent
+after i's tentative checkpoint, and by rule 3 after the decision. But the decision waited for j, which had already received v. Both cases
+are contradictions. No agent takes part without need. So the participants are the smallest set that contains the initiators and, for each
+participant p, all agents from which p has received a message that was sent after their permanent checkpoint.
 
-Recovery with survivors. Let P be the permanent checkpoints and L the line of a plan: for an agent set back its
-permanent checkpoint (or an older one, if that cannot be read), for a survivor its live state. *No survivor's table
-needs to change:* a table speaks only of its agent's own numbers, between its own permanent checkpoint and its own
-present state. A survivor keeps both; for an agent set back both are the same checkpoint, so its tables are empty (`restart`).
-Reused numbers are unambiguous too, since numbers are reused only past the line: L is consistent, so what a survivor
-has received from an agent set back was sent inside L, and what it has sent there since its own permanent checkpoint is
-delivered again under its old number. The new permanent checkpoints are the entrywise minimum of P and L, and the
-minimum of two consistent cuts is consistent.
+Recovery with survivors. Let P be the permanent checkpoints and L the recovery line of a plan. L contains the live state of each surviving
+agent, and the permanent checkpoint of each agent that is rolled back (or an older checkpoint if that one is unreadable). *No survivor's
+table needs to change.* A table contains only its agent's own message numbers, between the agent's permanent checkpoint and its current
+state. A survivor keeps both. For an agent that is rolled back, the two are the same checkpoint, so its tables are empty (`restart`). Reused
+numbers are unambiguous too, since numbers are reused only beyond the line. L is consistent, so each message that a survivor has received
+from a rolled-back agent was sent inside L. Each message that a survivor has sent to a rolled-back agent since its own permanent checkpoint
+is delivered again under its old number. The new permanent checkpoints are the entrywise minimum of P and L, and the minimum of two
+consistent cuts is consistent.
 
-An agent that joins starts with empty tables. Its permanent checkpoint is its unborn state, so the message that creates
-it counts as received since.
+An agent that joins starts with empty tables. Its permanent checkpoint is its unborn state, so the message that creates it counts as
+received since that checkpoint.
 
 Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the
-checkpoint algorithm. Departures: there is no tree of requests; an answer comes at once and carries the agent's own requests, and
-the coordinator forwards the requests and collects the answers. Several initiators may share a round. Messages in transit are not
-left to the transport: they come from the senders' logs. The paper's rollback algorithm is not used; the recovery line is
-computed.
+checkpoint algorithm. Departures: there is no tree of requests. Each agent answers immediately, and its answer contains its own requests,
+which the coordinator forwards. The coordinator collects all answers. Several initiators may share a round. Messages in transit are not left
+to the transport, but are resent from the senders' logs. Instead of the paper's rollback algorithm, the coordinator computes the recovery
+line.
 
-Invariants (see `validate`): while blocked, both tables are empty; every entry is at least 1; a decided round has no
-saved tables.
+Invariants (see `validate`): while an agent is blocked, both tables are empty. Every entry is at least 1. When the round is decided, there
+are no saved tables.
 
 The duties of an agent's caller:
 
-1. *The rule that safety depends on:* while `is_blocked`, start no turn and send nothing from the outbox. Hand
-   `CheckpointRequested` in only while no turn is running, and execute `TakeTentative` before the next event.
-2. The tentative checkpoint holds what `freeze` returns right after `TakeTentative`. Send an `Answer` only when the checkpoint is
-   durable. If storing it fails, hand in `TentativeFailed` and send its answer instead.
-3. Report every message as it leaves the outbox, with its number, and as a turn consumes it, in the channel's order.
-4. Deliver the decision of a round to every agent asked in it, before any request of a later round. Requests and
-   decisions may arrive twice, or late.
-5. A recovery plan aborts the open round. A survivor learns of every decision before it reports its live state.
+1. *Safety depends on this rule:* while `is_blocked` is True, start no turn and send no message from the outbox. Pass `CheckpointRequested`
+   only while no turn is running, and execute `TakeTentative` before the next event.
+2. Store in the tentative checkpoint the image that `freeze` returns immediately after `TakeTentative`. Send an `Answer` only when the
+   checkpoint is durable. If the checkpoint cannot be stored, pass `TentativeFailed`, and send the answer that results from it instead.
+3. Report every message with its number, both when it leaves the outbox and when a turn consumes it, in the channel's order.
+4. Deliver the decision of a round to every agent that was asked in the round, before any request of a later round. Requests and decisions
+   may arrive twice or late.
+5. Abort the open round when a recovery plan is made. Inform each survivor of every decision before it reports its live state.
 
 The coordinator's part of one round
 -----------------------------------
-The coordinator asks, forwards requests, collects the answers and decides. In the paper each agent forwards requests itself and
-answers when all agents below it have answered. Here the coordinator does both for all agents: an answer carries the agent's own
-requests, and the round ends when no question is open. A *question* is a pair (agent, by): the agent is asked on behalf of the
-agent `by`, or as an initiator if `by` is None. Each question has one number, since it comes from the one tentative checkpoint of
-`by`.
+The coordinator asks agents for checkpoints, forwards their requests, collects the answers and decides. In the paper, each agent forwards
+requests itself, and answers when all agents below it in the tree have answered. Here the coordinator does both for all agents. An answer
+contains the agent's own requests, and the round ends when no question is open. A *question* is a pair (agent, by). The agent is asked on
+behalf of the agent `by`, or as an initiator if `by` is None. Each question has exactly one number, since `by` takes only one tentative
+checkpoint per round.
 
-- All answers are yes and no question is open: commit.
-- An agent answers no, an asked agent is lost, or the round times out: abort.
+- If all answers are yes and no question is open, the round is committed.
+- If an agent answers no, an agent that was asked is lost, or the round times out, the round is aborted.
 
-A question is omitted if its answer is known to be yes: the agent already has a tentative checkpoint in this round, or has
-left the fleet after a last checkpoint that holds all its messages. An agent that need not take part for one asker may need
-to for the next, so an earlier yes answers only its own question.
+A question is omitted if its answer is known to be yes. This is the case if the agent already has a tentative checkpoint in this round, or
+has left the fleet after a last checkpoint that holds all its messages. An agent that need not take part on behalf of one asker may have to
+take part on behalf of the next. So a yes answers only the question that was asked.
 
-The state is not durable: a new leader reads the round's number from the log, and aborts the round.
+The state of a round is not durable. A new leader reads the round's number from the log, and aborts the round.
 
-Invariants (see `validate`): every answered question was asked; a committed round has no open question; participants are
-among those asked.
+Invariants (see `validate`): every answered question was asked. A committed round has no open question. All participants were asked.
 
 The duties of a round's caller:
 
-1. Begin with `RoundStarted`, one round at a time, each with a higher number.
-2. Commit a `Decide` to the log, then send it to every agent of `asked`. Only then begin the next round.
-3. Ask the questions of `open_questions` again when a host comes back; answers may come twice.
-4. Hand in `AgentLost` when an agent's host is declared failed, asked or not, and before the plan of the recovery.
+1. Begin each round with `RoundStarted`. Run one round at a time, and give each a higher number than the previous one.
+2. Commit a `Decide` to the log, then send the decision to every agent in `asked`. Only then begin the next round.
+3. When a host reconnects, ask the questions in `open_questions` again. Answers may arrive twice.
+4. Pass `AgentLost` when an agent's host is declared failed, before the recovery plan, and whether or not the agent was asked.
 """
 
 from collections.abc import Collection
@@ -95,26 +96,26 @@ from snapline.errors import ProtocolError, UsageError
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Message `number` left the outbox for the agent `to`."""
+    """Message `number` to the agent `to` has left the outbox."""
 
     to: str
     number: int
 
 
 class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A turn consumed message `number` of the agent `sender`."""
+    """A turn has consumed message `number` from the agent `sender`."""
 
     sender: str
     number: int
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The coordinator requests a checkpoint in `round`. May arrive twice, or late.
+    """The coordinator requests a checkpoint in `round`. The event may arrive twice or late.
 
     Attributes:
-        by: the agent on whose behalf the coordinator asks; None: this agent is an initiator.
-        number: the last number that `by` has received from this agent; meaningless for an initiator.
-        is_willing: the caller can take a checkpoint now: storage has space, and the agent is not leaving.
+        by: the agent on whose behalf the coordinator asks. None if this agent is an initiator.
+        number: number of the last message that `by` has received from this agent. It has no meaning for an initiator.
+        is_willing: whether the caller can take a checkpoint now, which requires free storage and an agent that is not leaving.
     """
 
     round: int
@@ -130,26 +131,28 @@ class TentativeFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RoundDecided(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Outcome of `round`. The event is a no-op if the outcome is known, or if this agent took no part."""
+    """`round` has been committed or aborted. The event has no effect on checkpoints if the outcome is already known here, or if this agent
+    took no part."""
 
     round: int
     is_committed: bool
 
 
 class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's image now, with `freeze` of this core, and store it as its tentative checkpoint."""
+    """Capture the agent's image now, including the result of this core's `freeze`, and store it as the agent's tentative checkpoint."""
 
     round: int
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answer to the coordinator. The same question (`round`, `by`) always gets the same answer.
+    """Answer to the coordinator. A repeated question (same `round` and `by`) is answered again.
 
     Attributes:
         by: the value of `by` in the request.
-        is_willing: yes or no; a single no aborts the round.
-        is_participant: the agent has taken a tentative checkpoint in this round.
-        requests: by agent to be asked, the last number received from that agent. Empty unless this agent is a participant. Read only.
+        is_willing: whether the answer is yes. A single no aborts the round.
+        is_participant: whether the agent has taken a tentative checkpoint in this round.
+        requests: agent to ask → number of the last message received from that agent. Empty unless this agent is a participant. It must not
+            be modified.
     """
 
     round: int
@@ -176,14 +179,14 @@ Command = TakeTentative | Answer | MakePermanent | Discard
 
 
 class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
-    """Both tables (`received_from`, `first_sent`) as saved by a tentative checkpoint. Never changed."""
+    """The tables `received_from` and `first_sent` as saved by a tentative checkpoint. They never change."""
 
     received_from: dict[str, int]
     first_sent: dict[str, int]
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """Image that `freeze` encodes; the fields are those of `KooTouegCore`."""
+    """Image that `freeze` encodes. The docstring of `KooTouegCore` describes the fields."""
 
     agent: str
     round: int
@@ -199,17 +202,17 @@ _DECODER = msgspec.msgpack.Decoder(_Image)
 
 
 class KooTouegCore:
-    """Core of the protocol for one agent. Not thread-safe; does no I/O.
+    """Core of the protocol for one agent. It is not thread-safe and does no I/O.
 
     Attributes:
         agent: this agent's id.
-        round: the latest round known here, 0 before the first. Never falls; older requests are ignored.
-        received_from: by sender, the last number received since the last checkpoint.
-        first_sent: by receiver, the first number sent since the last checkpoint.
-        _is_decided: the decision of `round` is known, so its requests are ignored.
-        _is_refused: this agent has answered no in `round`, and repeats that answer.
+        round: the latest round known here, or 0 before the first round. It never decreases. Requests of older rounds are ignored.
+        received_from: sender → number of the last message received since the last checkpoint.
+        first_sent: receiver → number of the first message sent since the last checkpoint.
+        _is_decided: whether the decision of `round` is known, so that further requests of the round are ignored.
+        _is_refused: whether this agent has answered no in `round`. It then repeats that answer.
         _asked_by: the agent on whose behalf the tentative checkpoint was requested.
-        _saved: the tables as of before the tentative checkpoint; None when there is no tentative checkpoint.
+        _saved: the tables as they were before the tentative checkpoint. None if there is no tentative checkpoint.
     """
 
     __slots__ = ("_asked_by", "_is_decided", "_is_refused", "_saved", "agent", "first_sent", "received_from", "round")
@@ -219,7 +222,7 @@ class KooTouegCore:
 
         Args:
             agent: the agent's id.
-            latest_round: the last decided round; messages of this and older rounds are ignored.
+            latest_round: the last decided round. Requests of this round and of older rounds are ignored.
         """
         self.agent = agent
         self.round = latest_round
@@ -232,11 +235,12 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether a tentative checkpoint is undecided. If so, start no turn, and send nothing from the outbox."""
+        """Return whether there is a tentative checkpoint whose round is undecided. If there is, the caller must start no turn and send no
+        message from the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
-        """Handle `MessageSent` without an event object, for the hot path.
+        """Handle `MessageSent` without creating an event object, because this runs for every message.
 
         Raises:
             UsageError: the agent is blocked.
@@ -247,7 +251,7 @@ class KooTouegCore:
             self.first_sent[to] = number
 
     def consumed(self, sender: str, number: int) -> None:
-        """Handle `MessageConsumed` without an event object, for the hot path.
+        """Handle `MessageConsumed` without creating an event object, because this runs for every message.
 
         Raises:
             UsageError: the agent is blocked.
@@ -257,12 +261,12 @@ class KooTouegCore:
         self.received_from[sender] = number
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event; return the commands, in order.
+        """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: a request of a new round while an older one is undecided here, a request without a number, or
-                a commit of a round that this agent has refused.
-            UsageError: a message sent or consumed while the agent is blocked.
+            ProtocolError: the event is a request of a new round while an older round is undecided here, a request without a number, or the
+                commit of a round that this agent has refused.
+            UsageError: a message was sent or consumed while the agent is blocked.
         """
         match event:
             case MessageSent():
@@ -306,11 +310,12 @@ class KooTouegCore:
         self.round, self._is_decided, self._is_refused = number, False, False
 
     def _is_needed(self, event: CheckpointRequested) -> bool:
-        """Apply rule 1: return whether the other agent has received a message that this agent sent after its last checkpoint."""
+        """Apply rule 1: return whether this agent is an initiator, or whether the asking agent has received a message that this agent sent
+        after its last checkpoint."""
         return event.by is None or 0 < self.first_sent.get(event.by, 0) <= event.number
 
     def _take_tentative(self, by: str | None) -> None:
-        """Rule 2."""
+        """Save and empty the tables (rule 2)."""
         self._asked_by = by
         self._saved = ChannelTables(self.received_from, self.first_sent)
         self.received_from, self.first_sent = {}, {}
@@ -320,7 +325,7 @@ class KooTouegCore:
         return Answer(self.round, by, not self._is_refused, self.is_blocked, requests)
 
     def _requests(self) -> dict[str, int]:
-        """Return the requests of rule 2, from the saved tables. Messages of the agent to itself need no other agent."""
+        """Return the requests of rule 2, taken from the saved tables. Messages that the agent sent to itself are skipped."""
         if self._saved is None:
             return {}
         return {agent: number for agent, number in self._saved.received_from.items() if agent != self.agent}
@@ -348,13 +353,14 @@ class KooTouegCore:
         return [Discard(event.round)]
 
     def _skip(self, number: int) -> list[Command]:
-        """Skip a round in which this agent took no part, because a late request of that round would block the agent forever."""
+        """Mark a round as decided in which this agent took no part. Otherwise a late request of that round would block the agent
+        forever."""
         if self._saved is None:
             self.round, self._is_decided, self._is_refused = number, True, False
         return []
 
     def _merge_back(self, saved: ChannelTables) -> None:
-        """Apply rule 4: keep the newer `received_from` and the older `first_sent`."""
+        """Merge the saved tables with the current ones (rule 4), keeping the newer `received_from` and the older `first_sent`."""
         self.received_from = {**saved.received_from, **self.received_from}
         self.first_sent = {**self.first_sent, **saved.first_sent}
 
@@ -367,7 +373,7 @@ class KooTouegCore:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this core.
+            AssertionError: an invariant is violated, which means that this core has a bug.
         """
         about = f"{self.agent}, round {self.round}"
         assert self.round >= 0, f"{about}: rounds are numbered from 1"
@@ -381,17 +387,17 @@ class KooTouegCore:
             assert all(number >= 1 for number in table.values()), f"{about}: an entry below 1"
 
     def freeze(self) -> bytes:
-        """Encode the whole state; equal states give equal bytes. Part of every checkpoint."""
+        """Encode the complete state, which is stored in every checkpoint. Equal states have equal encodings."""
         live = ChannelTables(self.received_from, self.first_sent)
         image = _Image(self.agent, self.round, self._is_decided, self._is_refused, self._asked_by, live, self._saved)
         return _ENCODER.encode(image)
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Build a core in exactly the frozen state, which may be blocked. See also `restart`.
+        """Return a core in exactly the encoded state, which may be blocked. See also `restart`.
 
         Raises:
-            ProtocolError: `image` is not what `freeze` returned.
+            ProtocolError: `image` is not a result of `freeze`.
         """
         decoded = _decode(image)
         core = cls(decoded.agent, latest_round=decoded.round)
@@ -402,13 +408,13 @@ class KooTouegCore:
 
     @classmethod
     def restart(cls, image: bytes, *, latest_round: int = 0) -> Self:
-        """Build the core of an agent that starts from the permanent checkpoint that contains `image`.
+        """Return the core of an agent that starts from a permanent checkpoint. `image` is the core's image in that checkpoint.
 
-        The image was taken right after the checkpoint, so the tables are empty. Its round was undecided at that moment,
-        which no longer matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
+        The image was taken immediately after the checkpoint, so its tables are empty. Its round was undecided at that time, which no longer
+        matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
 
         Raises:
-            ProtocolError: `image` is not what `freeze` returned right after a checkpoint.
+            ProtocolError: `image` is not a result of `freeze` immediately after a checkpoint.
         """
         decoded = _decode(image)
         if decoded.live.received_from or decoded.live.first_sent:
@@ -424,28 +430,29 @@ def _decode(image: bytes) -> _Image:
 
 
 class RoundStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round's number is committed: ask the initiators. A repeat is a no-op."""
+    """The round's number is committed, so the initiators can be asked. A duplicate event has no effect."""
 
 
 class AnswerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has answered. Answers of other rounds, repeats and late answers are no-ops."""
+    """`agent` has answered. Answers of other rounds, duplicate answers and late answers have no effect."""
 
     agent: str
     answer: Answer
 
 
 class AgentLost(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has failed. The round is aborted if the agent was asked, or as soon as the agent would have to be asked."""
+    """`agent` has failed. The round is aborted if the agent was asked. Otherwise it is aborted as soon as the agent would have to be
+    asked."""
 
     agent: str
 
 
 class TimedOut(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round has lasted too long. The round is aborted unless it is decided."""
+    """The round has lasted too long. It is aborted unless it is already decided."""
 
 
 class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send `agent` a CheckpointRequested with the round's number, `by` and `number`."""
+    """Send a CheckpointRequested to `agent`, with the round's number, `by` and `number`."""
 
     agent: str
     by: str | None
@@ -453,7 +460,7 @@ class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Decide(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commit the round's outcome to the log. This is the last command of a round and is returned once."""
+    """Commit the round's outcome to the log. This is the last command of a round, and is returned only once."""
 
     is_committed: bool
 
@@ -464,7 +471,7 @@ Question = tuple[str, str | None]
 
 
 class KooTouegRoundImage(msgspec.Struct, frozen=True):
-    """A hashable image of a round; the fields are those of `KooTouegRound`."""
+    """A hashable image of a round. The docstring of `KooTouegRound` describes the fields."""
 
     round: int
     initiators: tuple[str, ...]
@@ -477,31 +484,31 @@ class KooTouegRoundImage(msgspec.Struct, frozen=True):
 
 
 class KooTouegRound:
-    """Core of one round at the coordinator. Not thread-safe; does no I/O.
+    """Core of one round at the coordinator. It is not thread-safe and does no I/O.
 
     Attributes:
-        round: its number.
-        initiators: ascending, at least one.
-        decision: True for committed, False for aborted, None while it is open.
-        _gone: agents that have left the fleet; they are not asked.
-        _questions: every question asked, with its number, in order.
+        round: number of the round.
+        initiators: ids of the initiators in ascending order. There is at least one.
+        decision: True if the round is committed, False if it is aborted, None while it is open.
+        _gone: agents that have left the fleet. They are not asked.
+        _questions: question → number, for every question asked, in the order of asking.
         _answered: the questions that were answered with yes.
-        _participants: agents with a tentative checkpoint, in the order of their answers.
+        _participants: agents that have a tentative checkpoint, in the order of their answers.
         _lost: agents that have failed.
     """
 
     __slots__ = ("_answered", "_gone", "_lost", "_participants", "_questions", "decision", "initiators", "round")
 
     def __init__(self, round: int, initiators: Collection[str], *, gone: Collection[str] = ()) -> None:
-        """Prepare a round of checkpoints.
+        """Create an undecided round in which no agent has been asked.
 
         Args:
-            round: its number, as committed.
+            round: the committed number of the round.
             initiators: agents that need a checkpoint.
             gone: agents that have left the fleet after a last checkpoint.
 
         Raises:
-            UsageError: there is no initiator, or an initiator has left.
+            UsageError: there is no initiator, or an initiator has left the fleet.
         """
         if not initiators:
             raise UsageError(f"round {round} has no initiator; name at least one agent that wants a checkpoint")
@@ -519,17 +526,19 @@ class KooTouegRound:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """Return the agents known to have a tentative checkpoint, ascending; after a commit, those with a new permanent checkpoint."""
+        """Return, in ascending order, the agents that are known to have a tentative checkpoint. After a commit, that checkpoint is
+        permanent."""
         return tuple(sorted(self._participants))
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return every agent that was asked, ascending. Each of them must receive the decision."""
+        """Return all agents that were asked, in ascending order. Each of them must receive the decision."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property
     def open_questions(self) -> list[AskAgent]:
-        """Return the questions asked and not answered, in the order of asking; empty when decided."""
+        """Return the questions that were asked but not answered with yes, in the order of asking. If the round is decided, return no
+        questions."""
         if self.decision is not None:
             return []
         return [
@@ -539,10 +548,10 @@ class KooTouegRound:
         ]
 
     def handle(self, now_ns: int, event: RoundEvent) -> list[RoundCommand]:
-        """Handle one event; return the commands, in order.
+        """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: an answer to a question of this round that was never asked.
+            ProtocolError: the event is an answer to a question that was never asked in this round.
         """
         if self.decision is not None:
             return []
@@ -589,7 +598,8 @@ class KooTouegRound:
         return self._decide(is_committed=False) if is_asked else []
 
     def _ask(self, requests: dict[str, int], *, by: str | None) -> list[RoundCommand]:
-        """Ask the agents in the order of their names, so that equal answers lead to equal questions."""
+        """Return the commands that ask these agents, in the order of their ids, so that equal answers lead to equal questions. Abort the
+        round if one of the agents is lost."""
         commands: list[RoundCommand] = []
         for agent, number in sorted(requests.items()):
             if agent in self._participants or agent in self._gone:
@@ -613,7 +623,7 @@ class KooTouegRound:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this core.
+            AssertionError: an invariant is violated, which means that this core has a bug.
         """
         about = f"round {self.round}"
         assert self._answered.keys() <= self._questions.keys(), f"{about}: an answer without a question"
@@ -623,7 +633,7 @@ class KooTouegRound:
             assert set(self.initiators) <= set(self._participants), f"{about}: committed without an initiator"
 
     def freeze(self) -> KooTouegRoundImage:
-        """Return a hashable image of the whole state."""
+        """Return a hashable image of the complete state."""
         return KooTouegRoundImage(
             self.round,
             self.initiators,
@@ -637,7 +647,7 @@ class KooTouegRound:
 
     @classmethod
     def restore(cls, image: KooTouegRoundImage) -> Self:
-        """Build a round in exactly the state that was frozen."""
+        """Return a round in exactly the state of the image."""
         core = cls(image.round, image.initiators, gone=image.gone)
         core._questions = {(agent, by): number for agent, by, number in image.questions}
         core._answered = dict.fromkeys(image.answered)

@@ -1,13 +1,13 @@
-"""Names of the checkpointing protocols, and the properties of each.
+"""Names and properties of the checkpointing protocols.
 
-A fleet has one protocol, fixed for one run. Its *mode* defines which component decides when an agent takes a checkpoint:
+A fleet has one protocol, which cannot change during a run. The protocol's *mode* defines who decides when an agent takes a checkpoint:
 
-- coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for the agents that must take part (`koo-toueg`);
+- coordinated: the coordinator decides, for the whole fleet (`chandy-lamport`) or for the agents that must take part (`koo-toueg`);
 - uncoordinated: each agent decides for itself;
-- communication-induced: each agent decides for itself, and the piggyback of a message may force an additional checkpoint.
+- communication-induced: each agent decides for itself, but the piggyback of a message may force an additional checkpoint.
 
-In *logged* protocols, all but `chandy-lamport`, agents store their own checkpoints with a log of sent messages, and the
-coordinator groups them into epochs. In *autonomous* protocols the coordinator requests no checkpoints, and computes the
+All protocols except `chandy-lamport` are *logged*: each agent stores its own checkpoints with a log of its sent messages, and the
+coordinator groups these checkpoints into epochs. In *autonomous* protocols, the coordinator requests no checkpoints, and computes the
 recovery line.
 """
 
@@ -20,7 +20,7 @@ UNCOORDINATED = "uncoordinated"
 BCS = "bcs"
 
 CIC_PROTOCOLS = (BCS, "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas")
-"""Communication-induced protocols; the last three are baselines."""
+"""The communication-induced protocols. The last three are baselines for comparison."""
 
 PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, *CIC_PROTOCOLS)
 
@@ -30,7 +30,7 @@ COMMUNICATION_INDUCED_MODE = "communication-induced"
 
 
 def mode_of(protocol: str) -> str:
-    """Return "coordinated", "uncoordinated" or "communication-induced".
+    """Return the protocol's mode: "coordinated", "uncoordinated" or "communication-induced".
 
     Raises:
         UsageError: the protocol does not exist.
@@ -45,10 +45,10 @@ def mode_of(protocol: str) -> str:
 
 
 def is_logged(protocol: str) -> bool:
-    """Return whether agents store checkpoints of their own, with a log of what they sent."""
+    """Return whether each agent stores its own checkpoints, with a log of the messages that it has sent."""
     return protocol in PROTOCOLS and protocol != CHANDY_LAMPORT
 
 
 def is_autonomous(protocol: str) -> bool:
-    """Return whether agents checkpoint without a request, so that the recovery line must be computed."""
+    """Return whether agents take checkpoints without a request by the coordinator, so that the recovery line must be computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG

@@ -1,27 +1,28 @@
-"""Piggybacks on messages: encoding of numbers as bytes, and the choice of vector entries that a message must carry.
+"""Piggybacks on messages. This module encodes numbers as bytes, and chooses the vector entries that a message must carry.
 
 Theory of operation
 -------------------
-A piggyback is a sequence of numbers, each a varint: seven bits a byte, the lowest first, with the high bit set on all bytes
-but the last. A vector has an entry per agent; a message carries only the entries that changed since the last message
-to the same receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information
-Processing Letters 43, 1992). The receiver needs no state for it. On a FIFO channel without loss it has merged the
-channel's earlier messages, and every merge here is monotone and idempotent: merging an unchanged entry again would
-change nothing, and cannot force a checkpoint (each rule explains why for its own fields).
+A piggyback is a sequence of numbers, each encoded as a varint: seven bits per byte, lowest bits first, with the high bit set on all bytes
+except the last. A vector has one entry per agent. A message carries only the entries that have changed since the last message to the same
+receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information Processing Letters 43, 1992). The
+receiver needs no additional state. On a FIFO channel without loss, it has already merged the channel's earlier messages, and every merge is
+monotone and idempotent. So merging an unchanged entry again would change nothing, and could not force a checkpoint. Each rule explains why
+this holds for its own fields.
 
-The sender stores when each entry changed last and when it last sent to each receiver: O(agents) + O(destinations). `EntryChanges`
-keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
+The sender stores when each entry last changed, and when it last sent a message to each receiver. This takes O(agents) + O(destinations)
+memory. `EntryChanges` keeps the entries in the order of their last change, so a send examines only the entries that it carries and one
+more.
 
-Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's state has merged the
-channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 … s are
-delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
-rollback. This holds if either side, both or neither rolled back. It does not hold if an undone send counts as sent, so restore the complete
-image.
+Rollbacks. The bookkeeping is part of the rule's image, and therefore of every checkpoint. On a consistent cut, the receiver's state has
+merged the channel's messages up to its received number r, and the sender's bookkeeping corresponds to its sent number s >= r. The messages
+r + 1 … s are delivered again, in order and with their original piggybacks. So when the next message, s + 1, arrives, the receiver has
+merged 1 … s, just as without the rollback. This holds if one side, both sides or neither side was rolled back. It does not hold if an
+undone send still counts as sent, so the complete image must be restored.
 
-Masks take some CPU time and save bytes: with 100 agents a send and its merge by `hmnr` take 8.6 µs and 7.3 bytes, against 7.4 µs and 25.4
-bytes with pairs and dense values alone (`benchmarks/piggyback.py`).
+Masks cost some CPU time but save bytes. With 100 agents, a send and its merge under `hmnr` take 8.6 µs and 7.3 bytes, compared with 7.4 µs
+and 25.4 bytes without masks (`benchmarks/piggyback.py`).
 
-Channels that are not FIFO need absolute piggybacks with every known entry. These do not change the bookkeeping.
+Channels that are not FIFO need absolute piggybacks, which contain every known entry. Sending them does not change the bookkeeping.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,26 +32,27 @@ from operator import itemgetter
 from snapline.errors import DamagedDataError, ProtocolError
 
 ORDINALS_MAX = 65_536
-"""Upper bound of agents' ordinals. The coordinator admits 20,000 agents at a time; ordinals are never reused, so a fleet that spawns and
-stops agents uses more. The bound keeps a damaged number from being read as the length of a vector."""
+"""Upper bound of agents' ordinals. The coordinator admits 20,000 agents at a time. Ordinals are never reused, so a fleet that spawns and
+stops agents uses more. The bound prevents a damaged number from being read as the length of a vector."""
 
 _SPARSE, _DENSE, _GROUPED = 0, 1, 2
-"""First number of packed entries, which selects the form: pairs of ordinal and value; the values of the ordinals 0, 1, 2 …; or pairs of
-a value and a mask of its agents (bit k: ordinal k). Agents that checkpoint at about the same pace have few different values."""
+"""First number of packed entries, which selects their form. The sparse form contains pairs (ordinal, value). The dense form contains the
+values of the ordinals 0, 1, 2 …. The grouped form contains pairs of a value and a mask of the agents with that value, where bit k stands
+for ordinal k. Grouping is effective because agents that take checkpoints at about the same rate have few different values."""
 
 _MASK_MAX = (1 << ORDINALS_MAX) - 1
 
 SPARSE_BITS = 16
-"""Number of bits above which finding the set bits by arithmetic is faster than testing every bit."""
+"""If a mask has more bits than this per set bit, finding the set bits by arithmetic is faster than testing every bit."""
 
 _TRUTHS = bytes.maketrans(b"01", b"\x00\x01")
 
 Entries = dict[int, int]
-"""Entries of a vector: by ordinal, a value above 0. No entry means 0: the agent is unknown."""
+"""Entries of a vector: ordinal → value greater than 0. A missing entry means 0, which means that the agent is unknown."""
 
 
 def encode(numbers: Sequence[int]) -> bytes:
-    """Return the numbers, none below 0, encoded as varints."""
+    """Return the numbers encoded as varints. No number may be negative."""
     if max(numbers, default=0) < 0x80:
         return bytes(numbers)
     encoded = bytearray()
@@ -85,11 +87,11 @@ def decode(data: bytes) -> list[int]:
 
 
 def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Pack (ordinal, value) pairs as numbers, in the shortest form. No pairs give no numbers.
+    """Pack (ordinal, value) pairs as a list of numbers, in the shortest form. If there are no pairs, the list is empty.
 
     Args:
-        entries: the pairs, in any order; the values of entries that are left out must not matter.
-        size: greater than every ordinal in them.
+        entries: the pairs, in any order. The receiver must not need the values of entries that are omitted.
+        size: a number greater than every ordinal in `entries`.
     """
     if not entries:
         return []
@@ -108,7 +110,8 @@ def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
-    """Return the mask of agents by value; empty if there are so many values that the other forms are shorter."""
+    """Return value → mask of the agents with that value. The result is empty if there are so many values that a different form is
+    shorter."""
     values = dict.fromkeys(value for _, value in entries)
     if len(values) * (size // 7 + 2) >= min(2 * len(entries), size):
         return {}
@@ -119,14 +122,14 @@ def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
 
 
 def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
-    """Return the entries packed by `pack_entries`, without zeros of the dense form.
+    """Return the entries packed by `pack_entries`. Zeros in the dense form are omitted.
 
     Args:
-        numbers: as packed.
-        least: no entry can have a value below this.
+        numbers: the packed entries.
+        least: smallest valid value of an entry.
 
     Raises:
-        ProtocolError: an unknown form, a pair without its value, an ordinal or value out of range.
+        ProtocolError: the form is unknown, a pair is incomplete, an agent is in several masks, or an ordinal or value is out of range.
     """
     if not numbers:
         return {}
@@ -150,7 +153,7 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
 
 
 def _are_disjoint(groups: Iterable[tuple[int, int]]) -> bool:
-    """Return whether no agent is in two masks or beyond the last ordinal."""
+    """Return whether no agent is in two masks and no mask contains an ordinal of `ORDINALS_MAX` or more."""
     union = 0
     for _, mask in groups:
         if mask & union or mask > _MASK_MAX:
@@ -160,13 +163,13 @@ def _are_disjoint(groups: Iterable[tuple[int, int]]) -> bool:
 
 
 class EntryChanges:
-    """Entries of a vector that changed since the last message to each receiver.
+    """Tracks, for each receiver, which entries of a vector have changed since the last message to that receiver.
 
     Attributes:
-        size: greater than the ordinal of every entry that ever changed.
-        _now: the number of messages noted so far.
-        _changed: by ordinal, `_now` at the last change of its entry; the latest change comes last.
-        _sent: by receiver, `_now` before the last message to that receiver; the latest comes last.
+        size: the largest ordinal of an entry that has ever changed, plus one.
+        _now: number of messages recorded so far.
+        _changed: ordinal → value of `_now` when its entry last changed. The latest change comes last.
+        _sent: receiver → value of `_now` before the last message to that receiver. The latest message comes last.
     """
 
     __slots__ = ("_changed", "_now", "_sent", "size")
@@ -187,7 +190,8 @@ class EntryChanges:
             self.size = ordinal + 1
 
     def send(self, to: int) -> list[int]:
-        """Return the entries that the next message to `to` must carry, the latest change first, and record the message."""
+        """Record that the next message to `to` is sent. Return the ordinals of the entries that the message must carry, latest change
+        first."""
         last = self._sent.pop(to, -1)
         self._sent[to] = self._now
         self._now += 1
@@ -199,19 +203,20 @@ class EntryChanges:
         return news
 
     def ordinals(self) -> Iterator[int]:
-        """Iterate over every entry that ever changed, the latest change last."""
+        """Iterate over the ordinals of all entries that have ever changed, latest change last."""
         return iter(self._changed)
 
     def freeze(self) -> list[int]:
-        """Return changes and messages in their order, which is the whole state: even numbers for entries, odd ones for receivers."""
+        """Return the complete state, which is the order of changes and messages. Even numbers represent changed entries, and odd numbers
+        represent receivers of messages."""
         order = [(stamp, 2 * ordinal) for ordinal, stamp in self._changed.items()]
         order += [(stamp, 2 * receiver + 1) for receiver, stamp in self._sent.items()]
-        order.sort(key=itemgetter(0))  # stable: a change before a message stays before it
+        order.sort(key=itemgetter(0))  # the sort is stable, so a change before a message remains before it
         return [token for _, token in order]
 
     @classmethod
     def restore(cls, tokens: Iterable[int]) -> "EntryChanges":
-        """Restore the state that `freeze` returned."""
+        """Return an object in the state that `freeze` returned."""
         changes = cls()
         for token in tokens:
             if token % 2 == 0:
@@ -222,7 +227,7 @@ class EntryChanges:
 
 
 class ImageReader:
-    """Reads the numbers of a rule's image in order. A missing number means that the image is damaged."""
+    """Reads the numbers of a rule's image in order. If a number is missing, the image is damaged, and DamagedDataError is raised."""
 
     __slots__ = ("_numbers", "_position")
 
@@ -246,7 +251,7 @@ class ImageReader:
         return values
 
     def take_changes(self, agent: int) -> "EntryChanges":
-        """Read the result of `EntryChanges.freeze`, preceded by its length; it must contain the entry of `agent` itself."""
+        """Read a result of `EntryChanges.freeze`, preceded by its length. It must contain the entry of `agent` itself."""
         tokens = self.take_many(self.take())
         if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
             raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")
@@ -256,14 +261,14 @@ class ImageReader:
         """Check that all numbers have been read.
 
         Raises:
-            DamagedDataError: some numbers are left.
+            DamagedDataError: some numbers have not been read.
         """
         if self._position < len(self._numbers):
             raise DamagedDataError("a rule's image is longer than it says; was it written by another protocol?")
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Return the ordinals of the bits set in `mask`, ascending."""
+    """Return the ordinals of the bits that are set in `mask`, in ascending order."""
     if mask.bit_length() > SPARSE_BITS * mask.bit_count():
         return _few_bits(mask)
     digits = bin(mask)[:1:-1].encode().translate(_TRUTHS)

@@ -1,46 +1,48 @@
-"""Policies for an agent's own basic checkpoints: the policy that users declare, and the clock that follows it.
+"""Policies for an agent's basic checkpoints. Users declare a policy, and a clock applies it.
 
 Theory of operation
 -------------------
-A *policy* is declared with the fleet, as a value or as text, and is part of the fleet's definition. Each agent has a
-`PolicyClock`, which receives events and decides when a checkpoint is due. It reads no clock and draws no random
-number.
+A *policy* is declared with the fleet, as a value or as text, and is part of the fleet's definition. Each agent has a `PolicyClock`, which
+receives events and decides when a checkpoint is due. A `PolicyClock` neither reads the system's clock nor uses random numbers.
 
-- `Every`: a fixed time after the last checkpoint, plus or minus the jitter.
-- `EveryMessages`: after a number of consumed messages.
-- `Adaptive`: after the time that loses the least work on average, by Daly's formula
-  (below) from the measured cost of a checkpoint and the mean time between failures.
-- `Manual`: never automatically.
-- `AnyOf`: as soon as one of several is due.
+- `Every`: a checkpoint is due a fixed time after the last one, plus or minus the jitter.
+- `EveryMessages`: a checkpoint is due after a given number of consumed messages.
+- `Adaptive`: a checkpoint is due after the time that minimizes the average loss of work. Daly's formula (below) computes this time from the
+  measured cost of a checkpoint and the mean time between failures.
+- `Manual`: a checkpoint is never due automatically.
+- `AnyOf`: a checkpoint is due as soon as it is due under one of several policies.
 
-Under each policy the agent may request a checkpoint. Forced checkpoints count, too: all times and counts run from the last
-checkpoint, whatever its cause. If no message was consumed since, no checkpoint is due, because it would equal the last one. If the
-time passes meanwhile, a checkpoint is due at the next message.
+Under each policy, the agent may also request a checkpoint. Forced checkpoints count, too, since all times and counts start at the last
+checkpoint, whatever its cause. If no message has been consumed since then, no checkpoint is due, because it would equal the last one. If
+the time expires before a message has been consumed, a checkpoint is due after the next message.
 
-The jitter keeps agents that start together from always checkpointing together. It comes from a hash of the agent, the
-checkpoint's ordinal and the seed: spread among agents and among checkpoints, and the same in a replay.
+The jitter prevents agents that start at the same time from always taking checkpoints at the same time. It is a hash of the agent, the
+checkpoint's number and the seed. So it varies between agents and between checkpoints, but is the same in a replay.
 
-The mean time between failures is the fleet's, since any failure may roll this agent back. Where it is not declared it is
-estimated as (time observed + one hour) / (failures + 1): one failure an hour before the first observation. That is the
-mean of a gamma posterior for the rate, whose prior is worth one failure in one hour of observation.
+The mean time between failures refers to the whole fleet, since any failure may roll this agent back. If it is not declared, it is estimated
+as (observation time + one hour) / (failures + 1), as if one failure had occurred in one hour before the observation. This corresponds to
+the mean of a gamma posterior for the failure rate, with a prior equivalent to one failure in one hour of observation.
 
 The caller's duties:
 
-1. Call `consumed` for every message that a turn consumes (a timer is a message to itself), and `taken` after every checkpoint.
-2. After a turn, check `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and check again when it fires.
-3. Create a new clock for a restored agent, with the number of its checkpoint.
+1. Call `consumed` for every message that a turn consumes, where a timer counts as a message to the agent itself. Call `taken` after every
+   checkpoint.
+2. After each turn, check `is_due`. If no checkpoint is due and `due_ns` is not None, set a timer for `due_ns`, and check again when the
+   timer fires.
+3. When an agent is restored, create a new clock with the number of the agent's checkpoint.
 
 Checkpoint intervals of Young and of Daly
 -----------------------------------------
-A checkpoint costs a pause C; failures strike the fleet at random with mean time M between them, and each undoes the work
-since the last checkpoint. Checkpointing rarely loses more work to failures, checkpointing often more to pauses. With
-exponential failures the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the work
-between two checkpoints. It is flat around its minimum, so simple formulas come close:
+A checkpoint costs a pause C. Failures occur at random with a mean time M between them, and each failure undoes the work since the last
+checkpoint. Rare checkpoints lose more time to failures, and frequent checkpoints lose more time to pauses. If the time between failures is
+exponentially distributed, the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the work between two
+checkpoints. This function is flat around its minimum, so simple formulas come close:
 
-- Young (1974): T = sqrt(2CM), right for C much smaller than M; at C = M/10 it costs 0.5 % more than the optimum;
-- Daly (2006), for C < 2M: T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C, else M; at most 0.2 % more.
+- Young (1974): T = sqrt(2CM), which is accurate if C is much smaller than M. For C = M/10 it costs 0.5 % more than the optimum;
+- Daly (2006): T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C if C < 2M, otherwise T = M. It costs at most 0.2 % more than the optimum.
 
-C is only the time that an agent waits: the background upload adds to the loss per failure instead. Keep T above the duration of the upload.
+C is only the time for which an agent waits. The upload in the background increases the loss per failure instead. T should be longer than
+the upload.
 """
 
 import math
@@ -73,36 +75,40 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
 
 JITTER = 0.1
-"""Jitter of adaptive intervals, and default of periodic ones: enough to spread agents within a few checkpoints."""
+"""Jitter of adaptive intervals, and default jitter of periodic intervals. It is large enough to spread agents out within a few
+checkpoints."""
 
 MTBF_PRIOR_S = 3_600.0
-"""Time in which one failure is assumed before the first observation. With checkpoints of 10 ms this gives one every 8 s."""
+"""Length in seconds of the period before the first observation in which one failure is assumed. If a checkpoint takes 10 ms, this leads to
+one checkpoint every 8 s."""
 
 COST_MIN_S = 1e-6
-"""Smallest cost of a checkpoint, in seconds. A measured 0 reflects the clock's resolution and would cause continuous checkpoints."""
+"""Smallest assumed cost of a checkpoint, in seconds. A measured cost of 0 only reflects the clock's resolution, and would lead to
+continuous checkpoints."""
 
 PERIOD_MAX_S = 1e9
-"""Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
+"""Longest time in a policy, in seconds. It is about thirty years, which in nanoseconds still fits into 64 bits."""
 
 INTERVAL_MIN_S = 1.0
 INTERVAL_MAX_S = 600.0
-"""Default bounds of an adaptive interval: checkpoints more than once a second are a load of their own, and ten minutes
-of work are as much as most users want to lose, however rare failures are."""
+"""Default bounds of an adaptive interval, in seconds. Checkpoints more often than once a second are a considerable load. Ten minutes of
+work are as much as most users accept to lose, however rare failures are."""
 
 POLICY_MESSAGES_MAX = 10**12
-"""Most messages in a policy: more than an agent handles in a year."""
+"""Largest number of messages in a policy. It is more than an agent handles in a year."""
 
 POLICIES_MAX = 16
-"""Largest number of policies in one `AnyOf`. One of each kind makes sense; sixteen leave room, and bound the text."""
+"""Largest number of policies in one `AnyOf`. Usually one policy of each kind makes sense. Sixteen leave some room, and bound the length of
+the text."""
 
 _NS = 1_000_000_000
 
 
 class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
-    """Take a checkpoint `seconds` after the last one, each time up to the fraction `jitter` earlier or later.
+    """Take a checkpoint `seconds` after the last one. Each time, this period is varied by up to the fraction `jitter` in either direction.
 
     Raises:
-        UsageError: `seconds` is not positive, or `jitter` not in 0 <= jitter < 1.
+        UsageError: `seconds` is not positive or too large, or `jitter` is not in 0 <= jitter < 1.
     """
 
     seconds: float
@@ -115,10 +121,10 @@ class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
 
 
 class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
-    """Take a checkpoint after `count` messages were consumed since the last one.
+    """Take a checkpoint as soon as `count` messages have been consumed since the last one.
 
     Raises:
-        UsageError: `count` is below 1, or above 10**12.
+        UsageError: `count` is less than 1 or greater than 10**12.
     """
 
     count: int
@@ -131,13 +137,13 @@ class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
 
 
 class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
-    """Take a checkpoint after the time that loses the least work, but not before `least_s` nor after `most_s`.
+    """Take a checkpoint after the time that minimizes the loss of work, but not before `least_s` and not after `most_s`.
 
     Attributes:
-        mtbf_s: the fleet's mean time between failures; None: estimated from the failures seen.
+        mtbf_s: the fleet's mean time between failures. None to estimate it from the observed failures.
 
     Raises:
-        UsageError: a time is not positive, or `least_s` above `most_s`.
+        UsageError: a time is not positive or too large, or `least_s` is greater than `most_s`.
     """
 
     mtbf_s: float | None = None
@@ -154,14 +160,14 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
 
 
 class Manual(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
-    """Take no automatic checkpoints, only those that the agent or an operator requests."""
+    """Take checkpoints only when the agent or an operator requests one."""
 
 
 Single = Every | EveryMessages | Adaptive | Manual
 
 
 class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
-    """Take a checkpoint as soon as one of `policies` is due.
+    """Take a checkpoint as soon as it is due under one of `policies`.
 
     Raises:
         UsageError: there are fewer than two policies, or more than POLICIES_MAX.
@@ -186,7 +192,7 @@ def _check_period(name: str, seconds: float) -> None:
 
 
 class PolicyClockImage(msgspec.Struct, frozen=True):
-    """A hashable image of a clock; the fields are those of `PolicyClock`."""
+    """A hashable image of a clock. The docstring of `PolicyClock` describes the fields."""
 
     agent: str
     seed: int
@@ -199,19 +205,19 @@ class PolicyClockImage(msgspec.Struct, frozen=True):
 
 
 class PolicyClock:
-    """Decides when one agent's next basic checkpoint is due. Not thread-safe; no I/O.
+    """Decides when one agent's next basic checkpoint is due. It is not thread-safe and does no I/O.
 
     Attributes:
         policy: the declared policy.
-        agent: this agent's id; with `seed` and `number` it decides the jitter.
+        agent: this agent's id. Together with `seed` and `number` it determines the jitter.
         number: number of the agent's last checkpoint.
-        cost_ns: moving mean of the cost of a checkpoint; None before the first measurement.
+        cost_ns: moving average of the cost of a checkpoint. None before the first measurement.
         _last_ns: time at which the last checkpoint was taken.
-        _messages: number of messages consumed since then.
-        _is_asked: the agent or an operator has requested a checkpoint since then.
-        _mtbf_s: the estimate of the fleet's mean time between failures.
-        _timer_ns: when the earliest of the timed policies is due; None if there is none.
-        _messages_due: the smallest count of the message policies; None if there is none.
+        _messages: number of messages consumed since the last checkpoint.
+        _is_asked: whether the agent or an operator has requested a checkpoint since the last one.
+        _mtbf_s: estimate of the fleet's mean time between failures.
+        _timer_ns: time at which the earliest of the timed policies is due. None if there is no timed policy.
+        _messages_due: the smallest count of the message policies. None if there is no message policy.
     """
 
     __slots__ = (
@@ -220,7 +226,7 @@ class PolicyClock:
     )
 
     def __init__(self, policy: Policy, agent: str, seed: int = 0, *, now_ns: int = 0, number: int = 0) -> None:
-        """Create the clock of an agent whose checkpoint `number` was taken, or restored, at `now_ns`."""
+        """Create the clock of an agent whose checkpoint `number` was taken or restored at `now_ns`."""
         self.policy = policy
         self.agent = agent
         self.number = number
@@ -236,16 +242,17 @@ class PolicyClock:
 
     @property
     def due_ns(self) -> int | None:
-        """Return the time at which a checkpoint becomes due without further messages. None: never, or no message was consumed yet."""
+        """Return the time at which a checkpoint becomes due if no further messages are consumed. Return None if there is no timed policy,
+        or if no message has been consumed since the last checkpoint."""
         return self._timer_ns if self._messages else None
 
     @property
     def has_consumed(self) -> bool:
-        """Return whether a message was consumed since the last checkpoint, as far as this clock knows."""
+        """Return whether a consumed message has been reported to this clock since the last checkpoint."""
         return self._messages > 0
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether a checkpoint is due now. No checkpoint is due before a message was consumed since the last one."""
+        """Return whether a checkpoint is due now. As long as no message has been consumed since the last checkpoint, none is due."""
         if not self._messages:
             return False
         if self._is_asked or (self._messages_due is not None and self._messages >= self._messages_due):
@@ -257,11 +264,12 @@ class PolicyClock:
         self._messages += count
 
     def asked(self) -> None:
-        """Request a checkpoint for the agent or an operator. It is due as soon as it would differ from the last checkpoint."""
+        """Request a checkpoint on behalf of the agent or an operator. It is due as soon as it would differ from the last checkpoint."""
         self._is_asked = True
 
     def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
-        """Record a checkpoint of any cause taken at `now_ns`, for which turns waited `cost_ns` (None: not known yet).
+        """Record that a checkpoint, whatever its cause, was taken at `now_ns`. `cost_ns` is the time for which turns waited, or None if it
+        is not known yet.
 
         Raises:
             UsageError: the cost is negative.
@@ -275,7 +283,7 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def measured(self, cost_ns: int) -> None:
-        """Record that turns waited `cost_ns` for the last checkpoint.
+        """Record that turns have waited `cost_ns` for the last checkpoint.
 
         Raises:
             UsageError: the cost is negative.
@@ -286,10 +294,10 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:
-        """Set the number of failures and the observed time since the fleet began. Replaces earlier values.
+        """Set the number of failures and the observation time since the fleet was started. The new values replace earlier ones.
 
         Raises:
-            UsageError: a negative number.
+            UsageError: a number is negative.
         """
         if failures < 0 or observed_ns < 0:
             raise UsageError(f"{failures} failures in {observed_ns} ns is not possible; both are at least 0")
@@ -312,14 +320,15 @@ class PolicyClock:
                 assert_never(part)
 
     def _best_s(self, part: Adaptive) -> float:
-        """Return the best interval; before the first measurement the shortest interval, so that the cost is soon known."""
+        """Return the best interval in seconds. Before the first measurement, return the shortest interval, so that the cost is soon
+        known."""
         if self.cost_ns is None:
             return part.least_s
         mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
         return daly(cost_s=max(self.cost_ns / _NS, COST_MIN_S), mtbf_s=mtbf_s)
 
     def _spread(self) -> float:
-        """Return a number between -1 and 1, evenly distributed over agents and checkpoints."""
+        """Return a number between -1 and 1 that is uniformly distributed over agents and checkpoints."""
         text = f"{self._seed}/{self.number}/{self.agent}"
         digest = blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**63 - 1
@@ -328,7 +337,7 @@ class PolicyClock:
         """Check every invariant.
 
         Raises:
-            AssertionError: an invariant is violated, because of a bug in this clock or a negative count passed to it.
+            AssertionError: an invariant is violated, because this clock has a bug or was passed a negative count.
         """
         assert self._messages >= 0, f"{self.agent}: {self._messages} messages consumed"
         assert self._timer_ns == self._next_timer_ns(), (
@@ -337,7 +346,7 @@ class PolicyClock:
         assert self._timer_ns is None or self._timer_ns > self._last_ns, f"{self.agent}: due before the last checkpoint"
 
     def freeze(self) -> PolicyClockImage:
-        """Return a hashable image of the whole state."""
+        """Return a hashable image of the complete state."""
         return PolicyClockImage(
             *(self.agent, self._seed, self.number, self._last_ns),
             *(self._messages, self._is_asked, self.cost_ns, self._mtbf_s),
@@ -345,7 +354,7 @@ class PolicyClock:
 
     @classmethod
     def restore(cls, policy: Policy, image: PolicyClockImage) -> Self:
-        """Build a clock in exactly the frozen state. A recovery creates a new clock instead."""
+        """Return a clock in exactly the state of the image. A recovery creates a new clock instead."""
         clock = cls(policy, image.agent, image.seed, now_ns=image.last_ns, number=image.number)
         clock._messages, clock._is_asked = image.messages, image.is_asked
         clock.cost_ns, clock._mtbf_s = image.cost_ns, image.mtbf_s
@@ -356,7 +365,7 @@ class PolicyClock:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 _UNITS: dict[str, tuple[int, int]] = {"h": (3_600, 1), "m": (60, 1), "s": (1, 1), "ms": (1, 1_000)}
-"""Seconds as a fraction, so that 300 ms is read as 0.3 s to the last bit. Largest first."""
+"""Unit → its length in seconds as a fraction, so that 300 ms is read as exactly the float 0.3. The largest unit comes first."""
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _PERIOD = rf"{_NUMBER}(?:ms|s|m|h)"
@@ -375,10 +384,11 @@ _CHOICES = (
 
 
 def parse_policy(text: str) -> Policy:
-    """Read a policy as users write it: "every 2s", "100 messages", "adaptive", "by hand", joined by "or".
+    """Parse a policy in the form in which users write it: "every 2s", "100 messages", "adaptive" or "by hand", or several of these joined
+    by "or".
 
     Raises:
-        UsageError: the text is not a policy; the message shows the invalid part and the choices.
+        UsageError: the text is not a policy. The message shows the invalid part and the valid forms.
     """
     parts = tuple(_parse_single(" ".join(part.split())) for part in re.split(r"\sor\s", text.strip()))
     return parts[0] if len(parts) == 1 else AnyOf(parts)
@@ -406,7 +416,7 @@ def _single_from(found: dict[str, str | None]) -> Single:
 
 
 def format_policy(policy: Policy) -> str:
-    """Return the text that `parse_policy` reads as exactly this policy."""
+    """Return the text that `parse_policy` parses as exactly this policy."""
     match policy:
         case Every():
             jitter = "" if policy.jitter == JITTER else f" jitter {policy.jitter!r}"
@@ -437,7 +447,8 @@ def _seconds(text: str) -> float:
 
 
 def _period(seconds: float) -> str:
-    """Return the period in the largest unit that gives a whole number, otherwise in seconds with all digits."""
+    """Return the period in the largest unit in which it is a whole number. If there is no such unit, return it in seconds with all
+    digits."""
     for unit, (times, over) in _UNITS.items():
         text = f"{round(seconds * over / times)}{unit}"
         if _seconds(text) == seconds:

@@ -1,42 +1,45 @@
-"""Base class of all protocols in which agents take checkpoints on their own: uncoordinated and communication-induced.
+"""Base class of all protocols in which agents take checkpoints independently. These are the uncoordinated and the communication-induced
+ones.
 
 Theory of operation
 -------------------
-Agents take *basic* checkpoints by their policy. A rule adds *forced* checkpoints: it stamps each message with a piggyback and, before a
-message's turn, decides whether a checkpoint must be taken first. There are no control messages, and agents do not wait. A rule holds the
-protocol's state of one agent; it works with ordinals, not ids, and reads piggyback bytes, not messages.
+Agents take *basic* checkpoints according to their policy. A rule adds *forced* checkpoints: it attaches a piggyback to each message, and
+before the turn that handles a message, it decides whether a checkpoint must be taken first. There are no control messages, and agents do
+not wait. A rule holds the protocol's state for one agent. It uses ordinals instead of ids, and reads only piggybacks, not messages.
 
-A rule is part of the agent's state: every checkpoint holds its image, and a rollback restores it. Survivors keep their rules. On a
-consistent cut the rules are then in a state that an execution without failures could have, so no protocol needs to handle recoveries. The
-image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes the action of the initial checkpoint. A
-checkpoint counts for the rule at once, but for recovery only when it is durable: rollbacks may go further, but stay consistent.
+A rule is part of the agent's state. Every checkpoint holds the rule's image, and a rollback restores it. Survivors keep their rules. So on
+a consistent cut, the rules are in a state that an execution without failures could have reached, and no protocol needs to handle
+recoveries. The image in a checkpoint contains the rule *after* the checkpoint was recorded in it, and the constructor records the initial
+checkpoint. The rule counts a checkpoint immediately, but a recovery counts it only when it is durable. So rollbacks may go further back,
+but remain consistent.
 
 The caller's duties, per message that waits for its turn:
 
-1. Call `forces(sender, piggyback)`. If it returns True, call `checkpoint(piggyback)`, and save the agent's state together with `freeze()`.
-   *This is the rule that safety depends on:* test, checkpoint, then merge. A merge before the test hides the change
-   that the test looks for; a merge before the checkpoint puts it into the wrong interval.
+1. Call `forces(sender, piggyback)`. If it returns True, call `checkpoint(piggyback)`, and save the agent's state together with the result
+   of `freeze()`. *Safety depends on this order:* test, then checkpoint, then merge. Merging before the test would hide the change that the
+   test must detect. Merging before the checkpoint would assign the change to the wrong interval.
 2. Call `receive(sender, piggyback)`, then run the turn.
-3. Call `send(to)` once for every message, in the order of each channel. The message keeps that piggyback permanently: it is logged and
-   delivered again with it.
+3. Call `send(to)` once for every message, in the order of each channel. The message keeps that piggyback permanently, even when it is
+   logged and delivered again.
 4. Call `checkpoint()` for a basic checkpoint between turns.
-5. If `checkpoints_after_sends`, take a checkpoint after all sends of a turn (in a trace, where turns are not known: after each
-   send).
-6. After a recovery, call `restore` for the agents rolled back, and `forces` and `receive` for the messages delivered again.
+5. If `checkpoints_after_sends` is True, take a checkpoint after all sends of a turn. In a trace, where turns are not known, take one after
+   each send.
+6. After a recovery, call `restore` for the agents that were rolled back. Call `forces` and `receive` for the messages that are delivered
+   again.
 
-Carries G6: no useless checkpoint; for the RDT protocols also no untracked dependency.
+Carries G6: no checkpoint is useless. Under the RDT protocols, there are no untracked dependencies either.
 
 Uncoordinated checkpointing
 ---------------------------
-`UncoordinatedRule` never forces a checkpoint. The protocol does nothing while the fleet runs. A recovery needs only the *dependency record*
-that every checkpoint holds under any protocol: per outgoing channel the last number sent, per incoming channel the last number received. A
-set of checkpoints, one per agent, is a consistent cut iff no channel has more received than sent. The numbers in between are in transit
-(`recovery.dependency_records`). The coordinator computes the recovery line from these records, and senders deliver messages in transit
-again from their logs.
+`UncoordinatedRule` never forces a checkpoint. The protocol does nothing while the fleet runs. A recovery needs only the *dependency
+record*, which every checkpoint holds under any protocol. It contains the last number sent on each outgoing channel and the last number
+received on each incoming channel. A set of checkpoints, one per agent, is a consistent cut if and only if no channel has a received number
+that is higher than its sent number. The messages with numbers between the two are in transit (`recovery.dependency_records`). The
+coordinator computes the recovery line from these records, and senders resend messages in transit from their logs.
 
-The disadvantage: checkpoints may be *useless* (members of no consistent cut), and a rollback may force further rollbacks, at worst to the
-initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). Rules that force checkpoints prevent
-this. `UncoordinatedRule` does not ensure G6.
+The disadvantage is that checkpoints may be *useless*, which means that they are part of no consistent cut. A rollback may force further
+rollbacks, in the worst case to the initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975).
+Rules that force checkpoints prevent this. `UncoordinatedRule` does not ensure G6.
 """
 
 from abc import ABC, abstractmethod
@@ -47,11 +50,11 @@ from snapline.protocols.piggyback import ORDINALS_MAX, ImageReader
 
 
 class CheckpointRule(ABC):
-    """State of one agent in a protocol in which agents take checkpoints on their own. Not thread-safe; does no I/O.
+    """State of one agent under a protocol in which agents take checkpoints independently. It is not thread-safe and does no I/O.
 
     Attributes:
         name: the protocol's name in configuration.
-        checkpoints_after_sends: the caller also takes a checkpoint after the sends of a turn.
+        checkpoints_after_sends: whether the caller must also take a checkpoint after the sends of a turn.
         agent: this agent's ordinal.
     """
 
@@ -65,7 +68,7 @@ class CheckpointRule(ABC):
 
         Args:
             agent: the agent's ordinal.
-            agents: number of agents, if known; more may join. No decision depends on it.
+            agents: number of agents, if known. More agents may join. No decision depends on this number.
 
         Raises:
             UsageError: the ordinal is out of range.
@@ -76,49 +79,49 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def checkpoint(self, cause: bytes | None = None) -> None:
-        """Update the rule for a checkpoint that is taken now.
+        """Record in the rule that a checkpoint is being taken now.
 
         Args:
-            cause: received piggyback of the message that forces it; None for a basic checkpoint.
+            cause: piggyback of the received message that forces the checkpoint. None for a basic checkpoint.
         """
 
     @abstractmethod
     def send(self, to: int) -> bytes:
-        """Return the piggyback of the next message to `to`. Call it once per message, in the order of the channel."""
+        """Return the piggyback for the next message to `to`. The caller must call this once per message, in the order of the channel."""
 
     def send_full(self, to: int) -> bytes:
         """Return a piggyback with all entries, so that the channel need not be FIFO.
 
-        It is longer than the piggyback of `send` and is read in the same way.
+        It is longer than the result of `send`, and receivers read it in the same way.
         """
         return self.send(to)
 
     @abstractmethod
     def forces(self, sender: int, piggyback: bytes) -> bool:
-        """Return whether a checkpoint must be taken before this message's turn. The call changes nothing.
+        """Return whether a checkpoint must be taken before the turn that handles this message. The call does not change the rule.
 
         Raises:
-            ProtocolError: the piggyback is not one of this protocol.
+            ProtocolError: the piggyback is not valid for this protocol.
         """
 
     @abstractmethod
     def receive(self, sender: int, piggyback: bytes) -> None:
-        """Merge the message's piggyback into the rule, right before the message's turn.
+        """Merge the message's piggyback into the rule, immediately before the turn that handles the message.
 
         Raises:
-            ProtocolError: the piggyback is not one of this protocol.
+            ProtocolError: the piggyback is not valid for this protocol.
         """
 
     @abstractmethod
     def freeze(self) -> bytes:
-        """Return an image of the whole state, to be stored with the checkpoint."""
+        """Return an image of the complete state, to be stored with the checkpoint."""
 
     @classmethod
     def restore(cls, agent: int, image: bytes) -> Self:
-        """Return the rule of `agent` in the frozen state.
+        """Return the rule of `agent` in the state of the image.
 
         Raises:
-            DamagedDataError: the image is not one of this protocol.
+            DamagedDataError: the image is not valid for this protocol.
         """
         rule = cls(agent)
         rule._thaw(ImageReader(image))
@@ -126,11 +129,11 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def _thaw(self, image: ImageReader) -> None:
-        """Replace the whole state by the state in `image`."""
+        """Replace the complete state by the state in `image`."""
 
 
 class SilentRule(CheckpointRule):
-    """Base class of rules with empty piggybacks, and without state unless a subclass adds it."""
+    """Base class of rules whose piggybacks are empty. It has no state, but subclasses may add some."""
 
     __slots__ = ()
 
@@ -162,7 +165,7 @@ class SilentRule(CheckpointRule):
 
 
 class UncoordinatedRule(SilentRule):
-    """Rule that never forces a checkpoint; its piggybacks are empty, and it has no state."""
+    """Rule that never forces a checkpoint. Its piggybacks are empty, and it has no state."""
 
     __slots__ = ()
 

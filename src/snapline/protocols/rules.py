@@ -1,7 +1,7 @@
-"""All protocols in which agents take checkpoints on their own, by their name in a fleet's configuration.
+"""All protocols in which agents take checkpoints independently, by their name in a fleet's configuration.
 
-FINE and Lazy-FINE are omitted on purpose: both admit useless checkpoints (I. C. Garcia, G. M. D. Vieira and
-L. E. Buzato, arXiv 1702.06167).
+FINE and Lazy-FINE are omitted on purpose, because both permit useless checkpoints (I. C. Garcia, G. M. D. Vieira and L. E. Buzato, arXiv
+1702.06167).
 """
 
 from snapline.errors import UsageError
@@ -13,29 +13,29 @@ RULES: dict[str, type[CheckpointRule]] = {
     rule.name: rule
     for rule in (UncoordinatedRule, BcsRule, HmnrRule, FdasRule, FdiRule, BhmrRule, NrasRule, CbrRule, CasRule)
 }
-"""Rule classes by protocol name. Never changed while the program runs."""
+"""Protocol name → rule class. The dictionary never changes while the program runs."""
 
 
 def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
-    """Create the rule of the agent with this ordinal, after its initial checkpoint.
+    """Create the rule of the agent with this ordinal, in its state after the initial checkpoint.
 
     Args:
         name: a key of `RULES`.
-        agent: the agent's ordinal, from 0.
-        agents: number of known agents; more may join.
+        agent: the agent's ordinal. Ordinals start at 0.
+        agents: number of known agents. More agents may join.
 
     Raises:
-        UsageError: no such protocol, or an impossible ordinal.
+        UsageError: the protocol does not exist, or the ordinal is out of range.
     """
     return _rule_type(name)(agent, agents)
 
 
 def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
-    """Return the rule in the state that `image` holds.
+    """Return the rule of the agent with this ordinal, in the state of the image.
 
     Raises:
-        UsageError: no such protocol, or an impossible ordinal.
-        DamagedDataError: the image is not one of this protocol.
+        UsageError: the protocol does not exist, or the ordinal is out of range.
+        DamagedDataError: the image is not valid for this protocol.
     """
     return _rule_type(name).restore(agent, image)
 

@@ -68,7 +68,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
-    """One kept checkpoint, with cumulative message counts by peer. Counts equal to those of the previous checkpoint may be omitted."""
+    """One kept checkpoint, with cumulative message counts by peer. Counts that equal those of the previous checkpoint may be omitted."""
 
     number: int
     sent: Numbers = ()
@@ -77,7 +77,7 @@ class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentImage(msgspec.Struct, frozen=True, gc=False):
-    """One agent's kept checkpoints, ascending, at least one, and its live report, which names its newest checkpoint."""
+    """One agent's kept checkpoints, ascending and at least one, and the report of its live state, which names its newest checkpoint."""
 
     agent: str
     checkpoints: tuple[CheckpointImage, ...] = (CheckpointImage(0),)
@@ -85,13 +85,14 @@ class AgentImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryImage(msgspec.Struct, frozen=True, gc=False):
-    """Complete history of a fleet, by agent, in the order in which the agents became known."""
+    """The complete history of a fleet, by agent, in the order in which the agents became known."""
 
     agents: tuple[AgentImage, ...] = ()
 
 
 class LiveReport:
-    """Message counts of an agent's live state beyond its last checkpoint, by channel, with its turns and its newest checkpoint."""
+    """The message counts of an agent's live state, by channel, as far as they exceed its last checkpoint; also its turns and newest
+    checkpoint."""
 
     __slots__ = ("received", "sent", "taken", "turns")
 
@@ -103,7 +104,8 @@ class LiveReport:
 
 
 def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports of one incarnation, the one whose counts are all greater or equal."""
+    """Return the later of two reports from one incarnation. All counts of the later report are greater than or equal to the counts of the
+    earlier report."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -112,7 +114,7 @@ def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
 
 
 def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
-    """Return the report without the counts that the agent's last checkpoint already includes."""
+    """Return the report without the counts that the agent's last checkpoint already contains."""
     last = records.last[agent]
     return LiveReport(
         {channel: count for channel, count in live.sent.items() if count > channel.sent.newest()},
@@ -123,7 +125,7 @@ def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
 
 
 def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
-    """Return the image of one agent; each checkpoint in it holds only the counts that changed."""
+    """Return the image of one agent. Each checkpoint in the image contains only the counts that have changed."""
     checkpoints = []
     for number in records.numbers[agent]:
         known = records.checkpoints[agent][number]
@@ -149,7 +151,7 @@ def load_checkpoints(records: Records, image: AgentImage) -> None:
     """Add the checkpoints in an image to an agent that has only its checkpoint 0.
 
     Raises:
-        ProtocolError: checkpoint numbers do not rise, or counts fall.
+        ProtocolError: the checkpoint numbers do not increase, or the counts decrease.
     """
     agent = records.ordinals[image.agent]
     records.start_at(agent, image.checkpoints[0].number)
@@ -162,18 +164,18 @@ def load_checkpoints(records: Records, image: AgentImage) -> None:
 
 
 class Missing(msgspec.Struct, frozen=True, gc=False):
-    """Missing demand: no checkpoint of the channel's sender has sent `count` messages on the channel."""
+    """A demand that cannot be fulfilled yet: no checkpoint of the channel's sender has sent `count` messages on the channel."""
 
     channel: Channel
     count: int
 
 
 class Climb:
-    """Search for the agents that must advance together with one agent, and how far the search has come.
+    """The search for the agents that must advance together with one agent, with its progress so far.
 
     Attributes:
-        levels: by agent, the checkpoint that the agent must reach; `demands` includes the messages received up to that checkpoint.
-        demands: by channel, the number of messages that its sender must have sent; only demands not processed yet.
+        levels: agent → the checkpoint that the agent must reach. `demands` considers the messages received up to that checkpoint.
+        demands: channel → number of messages that its sender must have sent, for demands that have not been processed yet.
     """
 
     __slots__ = ("demands", "levels")
@@ -184,12 +186,12 @@ class Climb:
 
 
 class TotalLine:
-    """Total-failure line: the greatest consistent cut of all durable checkpoints in `records`, with the message counts on it.
+    """The total-failure line, which is the greatest consistent cut of all durable checkpoints in `records`, with the message counts on it.
 
-    The caller's duty: after each change of the records, call the corresponding method before any other.
+    After each change of the records, the caller must call the corresponding method before any other method.
 
     Attributes:
-        places: by the agent's ordinal, the checkpoint on the line.
+        places: ordinal → the agent's checkpoint on the line.
     """
 
     def __init__(self, records: Records) -> None:
@@ -201,7 +203,7 @@ class TotalLine:
         self._climbs: list[Climb | None] = []
 
     def grow(self) -> None:
-        """Extend the line by the agents with new ordinals, each at its checkpoint 0."""
+        """Extend the line by the agents with new ordinals, each at its newest checkpoint, which is usually 0."""
         while len(self.places) < len(self._records.names):
             self.places.append(self._records.last[len(self.places)])
             self._reasons.append(None)
@@ -210,7 +212,7 @@ class TotalLine:
             self._climbs.append(None)
 
     def checkpoint_added(self, agent: int) -> None:
-        """Update the line for a new checkpoint of `agent`."""
+        """Update the line after a checkpoint of `agent` was added."""
         self.grow()
         undecided = [agent]
         missing = self._missing[agent]
@@ -224,11 +226,12 @@ class TotalLine:
         self._settle(undecided)
 
     def checkpoints_forgotten(self) -> None:
-        """Discard all climbs after obsolete checkpoints were forgotten, because a climb may have stopped at one. Reasons stay true."""
+        """Discard all climbs after obsolete checkpoints were forgotten, because a climb may have stopped at one of them. Reasons stay
+        true."""
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
-        """Recompute the line from the newest checkpoints by the orphan fix-point, after any change."""
+        """Recompute the line from the newest checkpoints by the fixed point for orphans. Recomputing is correct after any change."""
         count = len(self._records.names)
         self.places = list(self._records.last)
         descend(self._records, self.places, {}, {})
@@ -242,9 +245,9 @@ class TotalLine:
         self._settle(list(range(count)))
 
     def _settle(self, undecided: list[int]) -> None:
-        """Give each agent in `undecided` a reason why it is blocked, or advance it.
+        """For each agent in `undecided`, either find a reason why it is blocked, or advance it.
 
-        The agents that an advancing agent blocked become undecided.
+        Agents that were blocked by an agent that advances become undecided.
         """
         while undecided:
             agent = undecided.pop()
@@ -268,7 +271,7 @@ class TotalLine:
         return self._continue_climb(climb) if reason is None else reason
 
     def _continue_climb(self, climb: Climb) -> Missing | int | None:
-        """Process demands until none is left, or until one cannot be fulfilled. Return the obstacle; its demand stays in the climb."""
+        """Process demands until none is left or one cannot be fulfilled. Return the obstacle, whose demand stays in the climb, or None."""
         demands, levels = climb.demands, climb.levels
         while demands:
             channel, count = demands.popitem()
@@ -287,7 +290,7 @@ class TotalLine:
         return None
 
     def _raise(self, climb: Climb, agent: int, number: int) -> Missing | int | None:
-        """Add the demands that arise when `agent` reaches checkpoint `number`; return the first obstacle, if any."""
+        """Add the demands that arise when `agent` reaches checkpoint `number`. Return the first obstacle, or None if there is none."""
         reason: Missing | int | None = None
         checkpoints = self._records.checkpoints[agent]
         level = climb.levels.get(agent, self.places[agent])
@@ -301,7 +304,7 @@ class TotalLine:
         return reason
 
     def _obstacle(self, channel: Channel, count: int) -> Missing | int | None:
-        """Return why the sender cannot advance to a checkpoint that has sent `count`; None if no reason is known."""
+        """Return why the sender cannot advance to a checkpoint that has sent `count` messages, or None if no reason is known."""
         if channel.sent.newest() < count:
             return Missing(channel, count)
         agent = channel.sender
@@ -313,7 +316,7 @@ class TotalLine:
         return None
 
     def _advance(self, climb: Climb) -> list[int]:
-        """Advance all agents of a finished climb; return the agents to be processed again."""
+        """Advance all agents of a finished climb. Return the agents that must be processed again."""
         undecided = []
         for agent, number in climb.levels.items():
             if number <= self.places[agent]:
@@ -339,7 +342,7 @@ class TotalLine:
         return undecided
 
     def validate(self) -> None:
-        """Check every invariant; AssertionError if one does not hold."""
+        """Check every invariant. Raise AssertionError if one does not hold."""
         records, names = self._records, self._records.names
         for channel in records.all_channels():
             about = f"{names[channel.sender]} -> {names[channel.receiver]}"
@@ -362,17 +365,17 @@ class TotalLine:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """Recovery line: by agent, the checkpoint to which the agent returns, or None if the agent keeps its live state."""
+    """A recovery line: agent → the checkpoint to which the agent returns, or None if the agent keeps its live state."""
 
     checkpoints: dict[str, int | None]
 
 
 class LineCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of a recovery line, for the agents that do not keep their live state.
+    """The cost of a recovery line, for the agents that do not keep their live state.
 
     Attributes:
-        checkpoints: by agent, the number of durable checkpoints that the agent loses; 0: it returns to its last checkpoint.
-        turns: by agent, the number of reported turns that are undone. Agents without reports have no entry.
+        checkpoints: agent → number of durable checkpoints that the agent loses; 0 if it returns to its last checkpoint.
+        turns: agent → number of reported turns that are undone. Agents without reports have no entry.
     """
 
     checkpoints: dict[str, int]
@@ -380,10 +383,10 @@ class LineCost(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetHistory:
-    """Dependency records of one fleet's agents, and the recovery lines computed from them. Does no I/O and never blocks."""
+    """The dependency records of one fleet's agents, and the recovery lines computed from them. The class does no I/O and never blocks."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:
-        """Create a history in which every one of `agents` has its checkpoint 0, with nothing sent and nothing received."""
+        """Create a history in which each agent in `agents` has its checkpoint 0, at which nothing has been sent or received."""
         self._records = Records()
         self._total = TotalLine(self._records)
         self._live: dict[int, LiveReport] = {}  # by ordinal; default: the last checkpoint
@@ -393,25 +396,25 @@ class FleetHistory:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def join(self, agent: str) -> None:
-        """Add `agent` with its checkpoint 0. Adding it again is a no-op."""
+        """Add `agent` with its checkpoint 0. If the agent has already joined, do nothing."""
         self._records.members[self._records.ordinal(agent)] = True
         self._total.grow()
 
     def add(
         self, agent: str, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int = 0
     ) -> None:
-        """Add a checkpoint that has become durable. Adding a checkpoint that is or was known is a no-op.
+        """Add a checkpoint that has become durable. If its number is not above the agent's last checkpoint, do nothing.
 
         Args:
             agent: the agent that took the checkpoint.
-            number: the number that follows the agent's last checkpoint.
-            sent: by receiver, the number of the last message sent, for channels that changed since the previous checkpoint.
-            received: by sender, the number of the last message received, for channels that changed since the previous checkpoint.
-            turns: the agent's turns up to the checkpoint, counted from its start; 0 if not counted.
+            number: number of the checkpoint, which must follow the agent's last checkpoint.
+            sent: receiver → number of the last message sent, for channels that have changed since the previous checkpoint.
+            received: sender → number of the last message received, for channels that have changed since the previous checkpoint.
+            turns: number of the agent's turns up to the checkpoint, from its start; 0 if turns are not counted.
 
         Raises:
             NotFoundError: `agent` has not joined.
-            ProtocolError: a checkpoint in between is missing, or a count falls; nothing is changed.
+            ProtocolError: a checkpoint in between is missing, or a count has decreased. The history is not changed then.
         """
         ordinal = self._member(agent)
         last = self._records.last[ordinal]
@@ -434,19 +437,19 @@ class FleetHistory:
         turns: int = 0,
         taken: int | None = None,
     ) -> None:
-        """Report what the live state of `agent` has received and sent.
+        """Record how many messages the live state of `agent` has received and sent.
 
-        The counts are cumulative, for the channels that changed since the last *reported* checkpoint (`add`); a checkpoint
-        that is still being written does not count. Counts only rise in an incarnation, so an outdated report or
-        checkpoint changes nothing.
+        The counts are cumulative. The counts cover the channels that have changed since the last checkpoint *reported* by `add`, which
+        excludes a checkpoint that is still being written. Counts never decrease within an incarnation, so an outdated report or checkpoint
+        changes nothing.
 
         Args:
             agent: the agent with this live state.
-            received: by sender the last number received.
-            sent: by receiver the last number sent.
-            turns: the agent's turns so far, counted from its start; 0 if not counted.
-            taken: the agent's newest checkpoint at that moment, durable or not; None: the last reported one.
-                Until it is reported, `obsolete` ignores this live state (G7).
+            received: sender → last number received.
+            sent: receiver → last number sent.
+            turns: number of the agent's turns so far, from its start; 0 if turns are not counted.
+            taken: the agent's newest checkpoint at that moment, durable or not; None means the checkpoint that was reported last. Until
+                this checkpoint is reported, `obsolete` ignores the live state (G7).
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -465,7 +468,7 @@ class FleetHistory:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, failed: Collection[str]) -> Line:
-        """Return the recovery line for a simultaneous failure of the agents `failed`, by the orphan fix-point.
+        """Return the recovery line for a simultaneous failure of the agents `failed`, computed as the fixed point for orphans.
 
         Raises:
             NotFoundError: one of the failed agents has not joined.
@@ -478,7 +481,7 @@ class FleetHistory:
         return self._as_line(places)
 
     def lines(self, failures: Iterable[Collection[str]]) -> list[Line]:
-        """Return `line` for each of `failures`; the graph gives all single failures at once.
+        """Return `line` for each of `failures`. The graph gives the lines for all single failures at once.
 
         Raises:
             NotFoundError: an agent has not joined.
@@ -493,12 +496,12 @@ class FleetHistory:
         return by_failure
 
     def total_line(self) -> dict[str, int]:
-        """Return the line if all agents fail. The line only rises, except when `roll_back` goes below it. Takes O(agents) time."""
+        """Return the line if all agents fail, in O(agents) time. The line only rises, except when `roll_back` goes below it."""
         places = self._total.places
         return {agent: places[ordinal] for ordinal, agent in self._members()}
 
     def cost(self, line: Line) -> LineCost:
-        """Return the cost of `line` by agent. Turns of a failed agent since its last report are unknown and not counted."""
+        """Return the cost of `line` by agent. Turns that a failed agent has taken since its last report are unknown and not counted."""
         checkpoints, turns = {}, {}
         for agent, number in line.checkpoints.items():
             if number is None:
@@ -514,10 +517,11 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """Return the numbers of messages sent and not received inside `line`, by (sender, receiver); omit channels without such messages.
+        """Return a mapping from (sender, receiver) to the numbers sent but not received inside `line`. Channels without such numbers have
+        no entry.
 
-        A channel is included only if one of its agents returns to a checkpoint. The link still holds messages between
-        two agents that keep their live state. For a sender that keeps its live state, its last report tells what it sent.
+        A channel is included only if at least one of its agents returns to a checkpoint. Messages between two agents that keep their live
+        state are still in the link. For a sender that keeps its live state, the numbers sent come from its last report.
         """
         places = self._places_of(line)
         in_transit = {}
@@ -538,11 +542,12 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """Return the kept checkpoints that no later recovery line can need, even after recoveries; omit agents without such checkpoints.
+        """Return a mapping from each agent to its kept checkpoints that no later recovery line can need. Agents without such checkpoints
+        have no entry.
 
-        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs
-        1995). An agent's newest checkpoint is not returned even if it is useless, because the next record holds only
-        the changes since then. It is returned once a newer checkpoint exists.
+        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs 1995). An agent's
+        newest checkpoint is not returned even if it is useless, because the next record contains only the changes since then. A useless
+        checkpoint is returned once a newer checkpoint of its agent exists.
         """
         records = self._records
         cut = list(records.last)
@@ -570,11 +575,11 @@ class FleetHistory:
         return by_agent
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
-        """Forget obsolete checkpoints that have been deleted. Checkpoints forgotten before are ignored.
+        """Forget obsolete checkpoints that have been deleted. Checkpoints that were already forgotten are ignored.
 
         Raises:
             NotFoundError: `agent` has not joined.
-            UsageError: a checkpoint is the agent's last, is on the total-failure line, or has never been reported.
+            UsageError: a checkpoint is the agent's newest, is on the total-failure line, or has never been reported.
         """
         ordinal = self._member(agent)
         place, last = self._total.places[ordinal], self._records.last[ordinal]
@@ -593,13 +598,13 @@ class FleetHistory:
     # -- recoveries ---------------------------------------------------------------------------------------------------
 
     def roll_back(self, line: Line) -> None:
-        """Roll the history back to the line of a committed recovery plan: remove everything past the line.
+        """Roll the history back to the line of a committed recovery plan, which removes everything past the line.
 
-        Agents that return to a checkpoint number their next checkpoint directly after it; their live reports are
-        discarded. Agents without an entry in `line` keep their live state.
+        If an agent returns to a checkpoint, its next checkpoint has the following number, and its live report is discarded. Agents without
+        an entry in `line` keep their live state.
 
         Raises:
-            NotFoundError: an agent has not joined, or has no such checkpoint; nothing is changed.
+            NotFoundError: an agent has not joined, or has no such checkpoint. The history is not changed then.
         """
         for ordinal, place in enumerate(self._places_of(line)):
             if place != LIVE:
@@ -633,7 +638,7 @@ class FleetHistory:
         return list(self._records.numbers[self._member(agent)])
 
     def validate(self) -> None:
-        """Check every invariant; AssertionError if one does not hold."""
+        """Check every invariant. Raise AssertionError if one does not hold."""
         records = self._records
         for channel in records.all_channels():
             for column in (channel.sent, channel.received):
@@ -653,17 +658,17 @@ class FleetHistory:
         self._total.validate()
 
     def freeze(self) -> HistoryImage:
-        """Return a hashable image; equal states have equal images."""
+        """Return a hashable image of the history. Equal states have equal images."""
         return HistoryImage(
             tuple(image_of(self._records, ordinal, self._live.get(ordinal)) for ordinal, _ in self._members())
         )
 
     @classmethod
     def restore(cls, image: HistoryImage) -> Self:
-        """Build a history from a frozen image, or from the content of a store: each kept checkpoint with its full record.
+        """Build a history from an image, or from the content of a store, in which each kept checkpoint has its full record.
 
         Raises:
-            ProtocolError: an agent's checkpoint numbers do not rise, or its counts fall.
+            ProtocolError: an agent's checkpoint numbers do not increase, or its counts decrease.
         """
         restored = cls(agent.agent for agent in image.agents)
         for agent in image.agents:

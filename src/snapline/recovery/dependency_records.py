@@ -2,46 +2,47 @@
 
 Theory of operation
 -------------------
-A record names, per channel, the last number sent and the last number received. Most channels do not change between two
-checkpoints, so only changes are kept. Each change is stored twice: with the checkpoint (to walk from one to the next)
-and in a column of its channel (to search). A column rises strictly, in checkpoints and in counts, so
+A record contains, per channel, the last number sent and the last number received. Most channels do not change between two checkpoints, so
+only changes are kept. Each change is stored twice: with the checkpoint, to step from one checkpoint to the next, and in a column of its
+channel, to search. The checkpoint numbers and the counts in a column are strictly increasing, so
 
 - one bisection by checkpoint number finds the count sent or received at a checkpoint;
 - one bisection by count finds the first checkpoint that had sent number c, or had received more than c.
 
-Agents are small ordinals here. An agent known only as the other end of a channel has an ordinal too, and an empty
-checkpoint 0; `members` lists the agents that have joined.
+In this module, agents are identified by small ordinals. An agent that is known only as the other end of a channel also has an ordinal, and
+an empty checkpoint 0; `members` tells which agents have joined.
 
-When a checkpoint is forgotten, its changes move to the next kept one, whose counts stay the same.
+When a checkpoint is forgotten, its changes move to the next kept checkpoint, whose counts stay the same.
 
 Recovery lines
 --------------
-The *place* of an agent is the state to which it returns: a checkpoint number, or LIVE, its live state. The counts
-received at LIVE come from the live report if there is one, otherwise from the last checkpoint. `reported` holds the counts of live reports,
-by channel.
+The *place* of an agent is the state to which it returns: either a checkpoint number or LIVE, which means its live state. The counts
+received at LIVE come from the live report if there is one, otherwise from the last checkpoint. A `Reported` mapping contains the counts of
+live reports, by channel.
 
-`descend` is the orphan fix-point of protocols.md, section 6: while a channel has received > sent, its receiver goes back to its last
-checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest one at or below the start is unique
-and every order of steps ends there. An agent that moved from place q to p can have made orphans only on channels on which it sent messages
-in between. The work list visits only these channels, and therefore each recorded change at most once.
+`descend` computes the fixed point for orphans (protocols.md, section 6): while a channel has received > sent, its receiver returns to its
+last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest one at or below the start is
+unique, and every order of steps ends there. If an agent moves from place q to p, it can cause orphans only on channels on which it sent
+messages in between. The work list visits only these channels, and therefore each recorded change at most once.
 
-`single_failures` answers for every agent at once by the rollback-dependency graph (Bhargava and Lian): nodes are
-intervals, named by the checkpoint that opens them; edges lead from each to the next one of the same agent and, per
-channel, from an interval with sends to the interval that received the first of these messages (FIFO: the later messages
-were received there or later, which the edges to the next intervals cover). If `failed` fails, an
-agent restarts from the checkpoint that opens its first interval reachable from the live interval of `failed`, and
-keeps its live state if there is none. All reachable sets come from one pass over the strongly connected components
-(Tarjan), as bits of integers. The line of several failures is the entrywise minimum of those of the single ones.
+`single_failures` gives the answer for every agent at once by the rollback-dependency graph (Bhargava and Lian). Nodes are intervals, each
+named by the checkpoint that begins it. An edge leads from each interval to the next one of the same agent. Per channel, an edge leads from
+an interval with sends to the interval that received the first of these messages. (Channels are FIFO: the later messages were received in
+that interval or later, which the edges to the next intervals cover.) If `failed` fails, an agent restarts from the checkpoint that begins
+its first interval reachable from the live interval of `failed`, and keeps its live state if there is no such interval. One pass over the
+strongly connected components (Tarjan) computes all reachable sets, as bits of integers. The line for several failures is the entrywise
+minimum of the lines for the single failures.
 
 Cuts by numbers
 ---------------
 Channels are FIFO and numbered 1, 2, 3 …, so the numbers sent and received both describe prefixes. For a cut with one record per agent:
 
-- the channel i -> j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the
-  cut and sent outside it. A cut is consistent iff no channel has orphans (G1);
-- the messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
+- The channel i → j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the cut but sent outside
+  it. A cut is consistent iff no channel has orphans (G1).
+- The messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This holds for all checkpoints, whatever triggered them. The functions are pure and do not change their arguments.
+These two rules apply to all checkpoints, whatever triggered them. The functions are pure and do not change their arguments, except that
+`descend` changes `places`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,11 +55,11 @@ from snapline.errors import ProtocolError
 
 
 class Column:
-    """One end of a channel: the message count at each checkpoint of that end's agent at which the count had changed.
+    """One end of a channel, with the message count at each checkpoint of that end's agent at which the count had changed.
 
     Attributes:
-        at, counts: checkpoint numbers, and the last message number at each; both rise strictly.
-        on_line: the count at this end's checkpoint on the total-failure line; `TotalLine` updates it.
+        at, counts: checkpoint numbers, and the last message number at each of these checkpoints; both are strictly increasing.
+        on_line: the count at this end's checkpoint on the total-failure line. `TotalLine` updates it.
     """
 
     __slots__ = ("at", "counts", "on_line")
@@ -78,7 +79,7 @@ class Column:
         return self.counts[-1] if self.counts else 0
 
     def first_with(self, count: int) -> int:
-        """Return the first checkpoint whose count is at least `count`; such a checkpoint must exist."""
+        """Return the first checkpoint whose count is at least `count`. Such a checkpoint must exist."""
         return self.at[bisect_left(self.counts, count)]
 
     def first_beyond(self, count: int) -> int | None:
@@ -89,7 +90,7 @@ class Column:
 
 
 class Channel:
-    """One channel: the ordinals of its two agents, and a column of counts for each end."""
+    """One channel, with the ordinals of its two agents and a column of counts for each end."""
 
     __slots__ = ("received", "receiver", "sender", "sent")
 
@@ -101,7 +102,7 @@ class Channel:
 
 
 class CountChanges:
-    """Channels whose count has changed and, in the same order, their new counts."""
+    """The channels whose count has changed, and their new counts in the same order."""
 
     __slots__ = ("channels", "counts")
 
@@ -114,7 +115,7 @@ class CountChanges:
 
 
 class KeptCheckpoint:
-    """Changes of an agent since its previous kept checkpoint: sent, received; `turns` is counted from the agent's start."""
+    """An agent's changes, sent and received, since its previous kept checkpoint. `turns` is counted from the agent's start."""
 
     __slots__ = ("received", "sent", "turns")
 
@@ -128,12 +129,12 @@ class Records:
     """All known agents, their kept checkpoints and their channels.
 
     Attributes:
-        names, ordinals: agent by ordinal, ordinal by agent.
-        members: by ordinal, whether the agent has joined.
-        outgoing, incoming: by ordinal, the agent's channels by the name of the other end.
-        numbers: by ordinal, the kept checkpoints, ascending; never empty.
-        checkpoints: by ordinal, the kept checkpoints by number.
-        last: by ordinal, the newest checkpoint; always kept.
+        names, ordinals: ordinal → agent, and agent → ordinal.
+        members: ordinal → whether the agent has joined.
+        outgoing, incoming: ordinal → the agent's channels, each by the name of the agent at the other end.
+        numbers: ordinal → numbers of the kept checkpoints, ascending. The list is empty only between `start_at` and the next `add`.
+        checkpoints: ordinal → number → kept checkpoint.
+        last: ordinal → number of the newest checkpoint, which is always kept.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class Records:
         self.last: list[int] = []
 
     def ordinal(self, agent: str) -> int:
-        """Return the ordinal of `agent`; assign one if the agent is new."""
+        """Return the ordinal of `agent`. If the agent is new, assign an ordinal."""
         known = self.ordinals.get(agent)
         if known is not None:
             return known
@@ -162,11 +163,11 @@ class Records:
         return self.ordinals[agent]
 
     def outgoing_channel(self, agent: int, peer: str) -> Channel:
-        """Return the channel from `agent` to `peer`; add it if it is new."""
+        """Return the channel from `agent` to `peer`. If the channel is new, add it."""
         return self.outgoing[agent].get(peer) or self._open(agent, self.ordinal(peer))
 
     def incoming_channel(self, agent: int, peer: str) -> Channel:
-        """Return the channel from `peer` to `agent`; add it if it is new."""
+        """Return the channel from `peer` to `agent`. If the channel is new, add it."""
         return self.incoming[agent].get(peer) or self._open(self.ordinal(peer), agent)
 
     def _open(self, sender: int, receiver: int) -> Channel:
@@ -181,10 +182,10 @@ class Records:
             yield from channels.values()
 
     def add(self, agent: int, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int) -> None:
-        """Add a checkpoint of `agent` that follows all its others. Channels with an unchanged count are ignored.
+        """Add a checkpoint of `agent` that follows all its other checkpoints. Channels with an unchanged count are ignored.
 
         Raises:
-            ProtocolError: a count is below the known count; no checkpoint is added.
+            ProtocolError: a count is lower than the known count. The checkpoint is not added then.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -223,13 +224,13 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """Set the agent's oldest kept checkpoint to `number` instead of 0; allowed only before another checkpoint is added."""
+        """Make `number` the agent's oldest checkpoint instead of 0. The call is allowed only before another checkpoint is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
 
     def between(self, agent: int, low: int, high: int) -> list[int]:
-        """Return the kept checkpoints above `low` and up to `high`, ascending."""
+        """Return the kept checkpoints, ascending, that are above `low` and at most `high`."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, low) : bisect_right(numbers, high)]
 
@@ -239,7 +240,7 @@ class Records:
         return numbers[max(bisect_left(numbers, number) - 1, 0)]
 
     def after(self, agent: int, number: int) -> int:
-        """Return the oldest kept checkpoint after `number`; such a checkpoint must exist."""
+        """Return the oldest kept checkpoint after `number`. Such a checkpoint must exist."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, number)]
 
@@ -256,7 +257,8 @@ class Records:
         self.last[agent] = number
 
     def forget(self, agent: int, number: int) -> None:
-        """Remove one kept checkpoint that is not the newest; its changes move to the next kept checkpoint."""
+        """Remove one kept checkpoint, which must not be the newest. The changes of the removed checkpoint move to the next kept
+        checkpoint."""
         next_number = self.after(agent, number)
         successor, forgotten = self.checkpoints[agent][next_number], self.checkpoints[agent].pop(number)
         new_sent, new_received = (
@@ -272,13 +274,14 @@ class Records:
 
 
 def _combined_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
-    """Return the changes of both checkpoints combined, as changes of the later checkpoint."""
+    """Return the changes of both checkpoints combined, as changes of the later checkpoint. If both checkpoints have a count for a channel,
+    the later count is used."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
 
 def _move_count(column: Column, number: int, successor: int) -> None:
-    """Move the count of checkpoint `number` to the next kept checkpoint, `successor`, unless that has a count of its own."""
+    """Move the count of checkpoint `number` to the next kept checkpoint, `successor`, unless `successor` already has a count."""
     index = bisect_left(column.at, number)
     if index + 1 < len(column.at) and column.at[index + 1] == successor:
         del column.at[index], column.counts[index]
@@ -287,7 +290,7 @@ def _move_count(column: Column, number: int, successor: int) -> None:
 
 
 LIVE = 1 << 62
-"""Place of an agent that keeps its live state: above every checkpoint number, so that minima are correct."""
+"""The place of an agent that keeps its live state. LIVE exceeds every checkpoint number, so that minima are correct."""
 
 Reported = Mapping[Channel, int]
 
@@ -296,13 +299,13 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
     """Move `places` down to the greatest consistent cut at or below them.
 
     Args:
-        places: by ordinal; changed in place.
-        received: counts of agents at LIVE beyond their last checkpoints.
-        sent: counts sent by agents at LIVE beyond their last checkpoints. None: they sent everything that was received
-            from them, since sends of live states are never undone. Otherwise they sent only these counts and those of
-            their last checkpoints.
+        records: the agents, checkpoints and channels.
+        places: ordinal → place; changed in place.
+        received: channel → count received by an agent at LIVE, if it exceeds the count at the agent's last checkpoint.
+        sent: channel → count sent by an agent at LIVE, if it exceeds the count at the agent's last checkpoint. If None, such agents have
+            sent everything that was received from them, since sends of live states are never undone.
     """
-    examined: list[int | None] = [None] * len(places)  # sends after this place have been checked
+    examined: list[int | None] = [None] * len(places)  # the sends after this place have been checked
     waiting = deque(agent for agent, place in enumerate(places) if place != LIVE or sent is not None)
     is_waiting = [place != LIVE or sent is not None for place in places]
     while waiting:
@@ -324,8 +327,8 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
 
 def undone_channels(records: Records, sender: int, place: int, examined: int | None) -> list[Channel]:
-    """Return the channels on which `sender` may have sent after `place`, up to `examined`."""
-    if examined is None or examined == LIVE:  # the sends of the sender's live state are unknown: check all channels
+    """Return the channels on which `sender` may have sent messages after `place`, up to `examined`."""
+    if examined is None or examined == LIVE:  # the sends of the sender's live state are unknown, so check all channels
         return list(records.outgoing[sender].values())
     checkpoints = records.checkpoints[sender]
     channels: dict[Channel, None] = {}
@@ -335,7 +338,7 @@ def undone_channels(records: Records, sender: int, place: int, examined: int | N
 
 
 def last_place_within(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
-    """Return the last place of the receiver, not above `place`, at which it has received at most `sent` on the channel."""
+    """Return the receiver's last place, at most `place`, at which it has received at most `sent` on the channel."""
     first = channel.received.first_beyond(sent)
     if first is not None and first <= place:
         return records.before(channel.receiver, first)
@@ -345,11 +348,12 @@ def last_place_within(records: Records, channel: Channel, sent: int, place: int,
 
 
 def single_failures(records: Records, ends: Sequence[int], received: Reported) -> list[list[int]]:
-    """Return, for each single failed agent, the places of all agents.
+    """Return, for each agent, the places of all agents if only that agent fails.
 
     Args:
-        ends: by ordinal, the newest checkpoint that counts: where the agent's live interval begins.
-        received: counts of live states beyond `ends`.
+        records: the agents, checkpoints and channels.
+        ends: ordinal → the newest checkpoint to be considered, at which the agent's live interval begins.
+        received: channel → count received by a live state, if it exceeds the count at `ends`.
     """
     graph = IntervalGraph(records, ends, received)
     return [graph.line_of(reachable) for reachable in graph.reachable_from_ends()]
@@ -359,9 +363,9 @@ class IntervalGraph:
     """The rollback-dependency graph of all intervals that begin at or before `ends`.
 
     Attributes:
-        numbers: by ordinal, the checkpoints that open the intervals.
-        base: by ordinal, the node of the agent's first interval; its other intervals follow.
-        next_nodes: by node, the targets of its edges.
+        numbers: ordinal → the checkpoints that begin the agent's intervals.
+        base: ordinal → node of the agent's first interval, which its other intervals follow.
+        next_nodes: node → targets of its edges.
     """
 
     def __init__(self, records: Records, ends: Sequence[int], received: Reported) -> None:
@@ -385,7 +389,10 @@ class IntervalGraph:
     ) -> None:
         oldest_sender, oldest_receiver = next(iter(sender_nodes.values())), next(iter(receiver_nodes.values()))
         receives = [
-            (count, max(receiver_nodes[number] - 1, oldest_receiver))  # no interval before the oldest checkpoint
+            (
+                count,
+                max(receiver_nodes[number] - 1, oldest_receiver),
+            )  # there is no interval before the oldest checkpoint
             for number, count in zip(channel.received.at, channel.received.counts, strict=True)
             if number in receiver_nodes
         ]
@@ -398,8 +405,10 @@ class IntervalGraph:
             for number, count in zip(channel.sent.at, channel.sent.counts, strict=True)
             if number in sender_nodes
         ]
-        sends.append((LIVE, oldest_sender + len(sender_nodes) - 1))  # the live interval sent the rest
-        before, place = 0, 0  # numbers up to `before` were sent earlier
+        sends.append(
+            (LIVE, oldest_sender + len(sender_nodes) - 1)
+        )  # the remaining messages were sent in the live interval
+        before, place = 0, 0  # the numbers up to `before` were sent in earlier intervals
         for count, node in sends:
             while place < len(receives) and receives[place][0] <= before:
                 place += 1
@@ -410,7 +419,7 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """Return, by agent's ordinal, the nodes reachable from the agent's last interval, including that interval, as bits."""
+        """Return, by ordinal, the nodes reachable from the agent's last interval, as bits. The last interval itself is included."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
 
@@ -424,14 +433,14 @@ class IntervalGraph:
 
 
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
-    """Return, by node, the nodes reachable from that node, including itself, as bits.
+    """Return, by node, the nodes reachable from that node, as bits. The node itself is included.
 
-    Tarjan's components, without recursion. A component is complete only after all components that it leads to, so its set
-    is the union of their sets and its own nodes.
+    The function uses Tarjan's algorithm for components, without recursion. A component is complete only after all components to which it
+    leads. So its set is the union of their sets and its own nodes.
     """
     count = len(next_nodes)
-    order, low = [0] * count, [0] * count  # order 0: not visited yet
-    reach = [0] * count  # 0: the node's component is not complete
+    order, low = [0] * count, [0] * count  # order 0 means that the node has not been visited yet
+    reach = [0] * count  # 0 means that the node's component is not complete
     met = 0
     open_nodes: list[int] = []
     for root in range(count):
@@ -466,7 +475,7 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Sequence[int]], reach: list[int]) -> None:
-    """Close a component: all nodes above `root` on the stack reach each other and the targets of all their edges."""
+    """Complete a component. All nodes from `root` upwards on the stack reach each other and the targets of all their edges."""
     component = []
     reachable = 0
     while True:
@@ -483,14 +492,14 @@ def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Seque
 
 
 class DependencyRecord(msgspec.Struct, frozen=True, gc=False):
-    """Dependency record: the last number sent, by receiver, and the last number received, by sender. No entry means 0."""
+    """The last number sent, by receiver, and the last number received, by sender. A missing entry means 0."""
 
     sent: Mapping[str, int]
     received: Mapping[str, int]
 
 
 class Orphans(msgspec.Struct, frozen=True, gc=False):
-    """Orphans of one channel: the messages `sent` + 1 … `received`."""
+    """The orphans on one channel, which are the messages `sent` + 1 … `received`."""
 
     sender: str
     receiver: str
@@ -499,11 +508,11 @@ class Orphans(msgspec.Struct, frozen=True, gc=False):
 
 
 def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> list[Orphans]:
-    """Return the channels that make `cut` inconsistent, in the order of the cut.
+    """Return the orphans on each channel that makes `cut` inconsistent, in the order of the cut.
 
     Args:
-        cut: records by agent. An agent without a record has sent and received nothing inside the cut.
-        gone: agents outside the cut that had left before; their numbers are unknown and not checked.
+        cut: agent → record. An agent without a record has sent and received nothing inside the cut.
+        gone: agents outside the cut that had left before it. The numbers of these agents are unknown and not checked.
     """
     violations = []
     for receiver, record in cut.items():
@@ -522,10 +531,11 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """Return the numbers sent and not received inside `cut`, by (sender, receiver). Channels without such messages have no entry.
+    """Return a mapping from (sender, receiver) to the numbers sent but not received inside `cut`. Channels without such numbers have no
+    entry.
 
-    A receiver outside the cut has received nothing: the first message to an agent yet to be created is in transit.
-    Messages to an agent in `gone` are dead letters.
+    A receiver outside the cut has received nothing, so the first message to an agent that has not been created yet is in transit. Messages
+    to an agent in `gone` are dead letters.
     """
     in_transit = {}
     for sender, record in cut.items():

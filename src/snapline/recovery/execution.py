@@ -1,38 +1,36 @@
-"""Compact numeric form of an execution, on which every trace analysis works, and the execution's recovery lines.
+"""A compact numeric form of an execution, on which every trace analysis works, and the recovery lines of the execution.
 
 Theory of operation
 -------------------
-Interval I(i,x) is what agent i does from its checkpoint x to its checkpoint x+1; the last interval is live. For
-recovery lines, useless and obsolete checkpoints only the interval of a send or receive matters, not its place in it. So
-a trace of a million events becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the
-order in which their checkpoints were taken; agents and messages by their order in the trace. An execution is built in one
-pass.
+The interval I(i,x) is the part of agent i's execution from its checkpoint x to its checkpoint x+1; the last interval is live. For recovery
+lines and for useless and obsolete checkpoints, only the interval of a send or receive matters, not the position within the interval. So a
+trace of a million events becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the order in which their
+checkpoints were taken; agents and messages are numbered in the order of the trace. An execution is built in one pass.
 
-A cut is written as a *line*: by agent, the number of its first interval outside the cut. The number x means that the
-agent returns to checkpoint x; one more than the last checkpoint means that the agent keeps its live state. Lines are
-compared entry by entry; the consistent lines are closed under entrywise minimum and maximum (protocols.md, section 6).
+A cut is represented by a *line*, which is a list with one number per agent: the first interval of that agent outside the cut. The number x
+means that the agent returns to checkpoint x. If the number exceeds the agent's last checkpoint by one, the agent keeps its live state.
+Lines are compared entry by entry; the consistent lines are closed under entrywise minimum and maximum (protocols.md, section 6).
 
 Recovery lines
 --------------
-Two independent algorithms find the recovery line, and a third computes the domino effect round by round. Some agents
-fail and return to their last checkpoint; the others keep their live states. While an agent has received a message that no
-agent has sent (an orphan), this agent must return to an earlier checkpoint. The line is the result: the greatest
-consistent cut below the start. Consistent cuts are closed under entrywise maximum, so there is exactly one (G5), and the
-following algorithms must agree on it:
+Two independent algorithms find the recovery line, and a third computes the domino effect round by round. Some agents fail and return to
+their last checkpoint; the other agents keep their live states. While an agent has received a message that no agent has sent (an orphan),
+the receiver must return to an earlier checkpoint. The result is the recovery line: the greatest consistent cut below the start. Consistent
+cuts are closed under entrywise maximum, so there is exactly one such cut (G5), and the following algorithms must agree on it:
 
-- `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
-  undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live
-  intervals of the failed; an agent goes back to the checkpoint that opens its first undone interval. Since an agent's
-  undone intervals are always a tail, one number per agent is enough, and each message is looked at once.
-- `recovery_line_by_checkpoints`, on the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors;
-  edges lead from each to the agent's next, and, for a message, from the checkpoint that opens the interval of its send to the one that
-  closes that of its receive. As long as a root is reachable from a root, every such root moves down to its agent's last node that is
-  not reachable from any root.
-- `rounds`, the orphan fix-point in synchronous steps: in each step, all receivers of orphans roll back at once. This shows which agents
-  forced others to roll back, which is the domino effect (Randell 1975).
+- `recovery_line` uses the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals. If an interval is undone, the agent's
+  next interval and every interval that received from it are also undone. So all intervals are undone that can be reached from the live
+  intervals of the failed agents. An agent returns to the checkpoint that begins its first undone interval. An agent's undone intervals are
+  always its last ones, so one number per agent suffices, and each message is examined once.
+- `recovery_line_by_checkpoints` uses the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors.
+  An edge leads from each node to the agent's next node. For each message, an edge leads from the checkpoint that begins the interval of its
+  send to the checkpoint that ends the interval of its receive. As long as a root is reachable from a root, every such root moves down to
+  its agent's last node that is not reachable from any root.
+- `rounds` computes the fixed point for orphans in synchronous steps: in each step, all receivers of orphans roll back at the same time.
+  The rounds show which agents forced others to roll back, which is the domino effect (Randell 1975).
 
-All are linear in intervals and messages, since every node is entered once. Live states are part of the definition:
-without them a survivor would lose work that no failure touches (protocols.md, section 6).
+All three are linear in intervals and messages, since every node is entered once. Live states are part of the definition: without them, a
+survivor would lose work that no failure affects (protocols.md, section 6).
 """
 
 from collections.abc import Collection, Iterable
@@ -43,23 +41,23 @@ from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
 NOT_RECEIVED = -1
-"""Marker in `Execution.received`: this message was never received."""
+"""Value in `Execution.received` for a message that was never received."""
 
 Line = list[int]
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """An execution: the intervals of its agents, and the messages between them. Read only.
+    """An execution, with the intervals of its agents and the messages between them. Read only.
 
     Attributes:
-        agents: names; an agent is its index here.
-        intervals: by agent, the nodes of its intervals 0, 1, 2 …; the last one is live.
-        agent_of, number_of: by node, the agent and the number of the interval.
-        events: by node, the number of its sends and receives.
-        messages: ids in send order; a message is its index here.
-        sent: by message, the node of its send.
-        received: by message, the node of its receive, or LOST.
-        sends: by node, its messages in send order.
+        agents: names of the agents. An agent is identified by its index in this list.
+        intervals: agent → nodes of its intervals 0, 1, 2 …; the last interval is live.
+        agent_of, number_of: node → its agent, and the number of its interval.
+        events: node → number of sends and receives in the interval.
+        messages: ids of the messages in send order. A message is identified by its index in this list.
+        sent: message → node of its send.
+        received: message → node of its receive, or NOT_RECEIVED.
+        sends: node → messages sent in the interval, in send order.
         forced: number of forced checkpoints.
     """
 
@@ -119,18 +117,18 @@ class Execution(msgspec.Struct, frozen=True):
         return [len(nodes) for nodes in self.intervals]
 
     def start(self, failed: Iterable[int]) -> Line:
-        """Return the line with the failed agents at their last checkpoints and the other agents at their live states."""
+        """Return the line on which the failed agents are at their last checkpoints and the other agents keep their live states."""
         line = self.live_line()
         for agent in failed:
             line[agent] = len(self.intervals[agent]) - 1
         return line
 
     def is_inside(self, node: int, line: Line) -> bool:
-        """Return whether the interval lies before the line."""
+        """Return whether the node's interval lies inside the line."""
         return self.number_of[node] < line[self.agent_of[node]]
 
     def in_transit(self, line: Line) -> list[int]:
-        """Return the messages sent inside the line and not received inside it, in send order."""
+        """Return the messages, in send order, that were sent inside the line but not received inside it."""
         number_of, agent_of = self.number_of, self.agent_of
         return [
             message
@@ -140,7 +138,7 @@ class Execution(msgspec.Struct, frozen=True):
         ]
 
     def ordinals(self, failed: Collection[str] | None) -> list[int]:
-        """Return the ordinals of these agents, or of all agents if None, ascending.
+        """Return the indices, ascending, of these agents, or of all agents if `failed` is None.
 
         Raises:
             UsageError: an agent is not in the trace.
@@ -156,11 +154,11 @@ class Execution(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One step of the domino effect.
+    """One round of the domino effect.
 
     Attributes:
         moved: agent → the checkpoint to which the agent returns in this round, in the order of the trace's agents.
-        orphans: the messages that forced the round, in send order; empty in round 0, which rolls the failed agents back.
+        orphans: the messages that forced the round, in send order. Empty in round 0, which rolls the failed agents back.
     """
 
     moved: dict[str, int]
@@ -168,14 +166,14 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Like `Round`, with ordinals instead of names."""
+    """Like `Round`, but with indices of agents and messages instead of names."""
 
     moved: dict[int, int]
     orphans: list[int]
 
 
 def recovery_line(execution: Execution, failed: Collection[int]) -> Line:
-    """Return the recovery line if these agents fail, computed with the rollback-dependency graph."""
+    """Return the recovery line for a failure of these agents, computed with the rollback-dependency graph."""
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.start(failed)
     waiting = [execution.intervals[agent][-1] for agent in failed]
@@ -192,9 +190,11 @@ def recovery_line(execution: Execution, failed: Collection[int]) -> Line:
 
 
 def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) -> Line:
-    """Return the recovery line if these agents fail, computed with the checkpoint graph."""
+    """Return the recovery line for a failure of these agents, computed with the checkpoint graph."""
     roots = execution.start(failed)
-    nodes = [root + 1 for root in roots]  # c(i,0) … the failed's last checkpoint, or the survivor's live state
+    nodes = [
+        root + 1 for root in roots
+    ]  # c(i,0) … to the failed agent's last checkpoint, or to the survivor's live state
     is_marked = [bytearray(count) for count in nodes]
     is_expanded = [bytearray(count) for count in nodes]
     while True:
@@ -210,7 +210,7 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
                     waiting.append((target, closing))
         has_moved = False
         for agent, root in enumerate(roots):
-            while is_marked[agent][root]:  # stops at the initial checkpoint, to which no edge leads
+            while is_marked[agent][root]:  # this stops at the initial checkpoint, to which no edge leads
                 root -= 1
             has_moved |= root < roots[agent]
             roots[agent] = root
@@ -219,9 +219,9 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
 
 
 def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int]]:
-    """Return the checkpoint graph's edges out of c(agent, number), whether or not their ends are nodes."""
+    """Return the edges of the checkpoint graph that leave c(agent, number). The targets need not be nodes of the graph."""
     if number == len(execution.intervals[agent]):
-        return []  # a live state has no future
+        return []  # no interval follows a live state
     edges = [(agent, number + 1)]
     for message in execution.sends[execution.intervals[agent][number]]:
         node = execution.received[message]
@@ -234,8 +234,8 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
     """Return the domino effect in synchronous rounds. The first round rolls the failed agents back; each later round moves at least one
     agent.
 
-    A round's orphans are those of the cut at its start. Only sends undone in the previous round can have caused them:
-    the receivers of earlier orphans have rolled back already.
+    The orphans of a round are those of the cut at the start of the round. Only sends that were undone in the previous round can have caused
+    them, because the receivers of earlier orphans have already rolled back.
     """
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()
@@ -265,7 +265,7 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
 
 
 def domino_rounds(trace: Trace, failed: Collection[str]) -> list[Round]:
-    """Return the rounds of `rounds` with names instead of ordinals.
+    """Return the same rounds as `rounds`, with names instead of indices.
 
     Raises:
         UsageError: an agent is not in the trace.

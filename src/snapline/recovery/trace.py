@@ -65,7 +65,7 @@ Kind = Literal["basic", "forced"]
 class CheckpointTaken(
     msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint", rename={"number": "index"}
 ):
-    """An agent saved its state as checkpoint `number`."""
+    """An agent saved its state as the checkpoint `number`."""
 
     agent: str
     number: int
@@ -73,7 +73,7 @@ class CheckpointTaken(
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """An agent sent a message. `message` is its id; only the id of an undone send may be used again."""
+    """An agent sent a message. `message` is the message's id; an id may be used again only if its send was undone."""
 
     agent: str
     message: str
@@ -81,20 +81,20 @@ class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag=
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
-    """A turn of `agent` consumed the message `message`."""
+    """A turn of `agent` consumed the message with the id `message`."""
 
     agent: str
     message: str
 
 
 class Recovery(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="recovery"):
-    """The agents in `line` returned to a checkpoint. None or a missing entry means that the agent kept its live state."""
+    """The agents in `line` returned to a checkpoint. If an agent's entry is None or missing, the agent kept its live state."""
 
     line: dict[str, int | None]
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """First line: the format, and the agents known at the start."""
+    """The first line of a trace, with the format and the agents that are known at the start."""
 
     snapline_trace: int = FORMAT
     agents: list[str] = []
@@ -107,8 +107,8 @@ class Trace(msgspec.Struct, frozen=True):
     """An execution without the events that recoveries have undone.
 
     Attributes:
-        agents: the agents of the header, then the other agents in the order of their first event.
-        events: in the global order. Every receive comes after its send; an agent's checkpoints are numbered 1, 2, 3 ….
+        agents: the agents in the header, then the other agents in the order of their first event.
+        events: the events in the global order. Every receive comes after its send. Each agent's checkpoints are numbered 1, 2, 3 ….
     """
 
     agents: list[str]
@@ -116,7 +116,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """Trace line of a checkpoint; the checkpoint number is optional."""
+    """The trace line of a checkpoint. The checkpoint number is optional."""
 
     agent: str
     index: int | None = None
@@ -130,24 +130,24 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def encode(item: Event | Recovery | Header) -> bytes:
-    """Return the trace line for `item`, with its newline."""
+    """Return the trace line for `item`, including its newline."""
     return _encoder.encode(item) + b"\n"
 
 
 def read_trace(lines: Iterable[bytes]) -> Trace:
-    """Read a trace from its lines, with or without newlines.
+    """Read a trace from its lines, which may end with newlines.
 
     Raises:
-        TraceError: a line is invalid, or contradicts earlier lines; the error message names all of these lines.
+        TraceError: a line is invalid, or contradicts earlier lines. The error message names the line and those that it contradicts.
     """
     return _read(lines).trace()
 
 
 def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
-    """Return all items of a trace, in its order, with recoveries and undone events.
+    """Return all items of a trace, in its order, including recoveries and undone events.
 
     Raises:
-        TraceError: as for `read_trace`.
+        TraceError: same as for `read_trace`.
     """
     return _read(lines).items
 
@@ -165,11 +165,11 @@ def _read(lines: Iterable[bytes]) -> "_Reader":
 
 
 class _History:
-    """Surviving events of one agent so far.
+    """The events of one agent, read so far, that no recovery has undone.
 
     Attributes:
         positions: positions of the agent's events, ascending.
-        starts: by checkpoint number, the number of positions up to and including that checkpoint.
+        starts: checkpoint number → number of the agent's positions up to and including that checkpoint.
     """
 
     __slots__ = ("positions", "starts")
@@ -180,15 +180,15 @@ class _History:
 
 
 class _Reader:
-    """State of the reader between two lines.
+    """The state of the reader between two lines.
 
     Attributes:
         items: all items read, including recoveries.
-        _events: all items except recoveries, undone or not; a *position* is an index into it.
-        _numbers: by position, the number of the line.
-        _sent, _received: by message id, the position of its send and receive, if neither is undone.
+        _events: all items except recoveries, whether undone or not. A *position* is an index into this list.
+        _numbers: position → number of the trace line.
+        _sent, _received: message id → position of its send or receive, unless that was undone.
         _undone: positions of undone events.
-        _is_empty: True while only blank lines were read.
+        _is_empty: whether only blank lines have been read.
     """
 
     def __init__(self) -> None:
@@ -202,14 +202,14 @@ class _Reader:
         self._is_empty = True
 
     def trace(self) -> Trace:
-        """Return the trace read so far."""
+        """Return the trace that was read so far."""
         events = self._events
         if self._undone:
             events = [event for position, event in enumerate(events) if position not in self._undone]
         return Trace(list(self._histories), events)
 
     def read(self, number: int, item: _Line) -> None:
-        """Read line `number`."""
+        """Add the item in line `number`."""
         self._is_empty = False
         match item:
             case MessageSent():
@@ -224,7 +224,7 @@ class _Reader:
                 assert_never(item)
 
     def read_other(self, number: int, line: bytes, error: msgspec.DecodeError) -> None:
-        """Read a line that is not an event: blank, the header, or invalid."""
+        """Read a line that is not an event. The line may be blank, the header, or invalid."""
         if not line.strip():
             return
         try:

@@ -1,48 +1,48 @@
-"""Analysis of a trace: the cost of a failure and all other results of `snapline analyze`, in one object.
+"""Analysis of a trace, which gives the cost of a failure and all other results of `snapline analyze` in one object.
 
-`analyze` replaces the ordinals of an `execution` by names. Its time is linear in the number of events.
+`analyze` replaces the indices of an `execution` with names. The analysis takes time linear in the number of events.
 
 Obsolete checkpoints
 --------------------
-An obsolete checkpoint cannot be on any later recovery line (G7). A checkpoint is kept iff it is on the recovery line of some *single*
-failure, the survivors at their live states; later lines, also after further recoveries, use no other (protocols.md, section 7). The line of
-several failures is the entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints are kept for
-N agents (Wang, Chung, Lin and Fuchs 1995).
+An obsolete checkpoint cannot be on any later recovery line (G7). A checkpoint is kept iff it is on the recovery line for some *single*
+failure in which the survivors keep their live states. Later lines, even after further recoveries, use no other checkpoints (protocols.md,
+section 7). The line for several failures is the entrywise minimum of the lines for the single failures, so its entries are among theirs. At
+most N(N+1)/2 checkpoints are kept for N agents (Wang, Chung, Lin and Fuchs 1995).
 
-On the R-graph (below): the failure of i undoes what is reachable from i's live interval. Give every interval the set
-of agents whose live interval reaches it. Along one agent's intervals the set only grows, and c(j,x) is on the line of
-i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) is kept iff the set grows at I(j,x). The sets are
-bits of integers and are passed once along each edge between components: all N lines together cost one pass over the
-messages instead of N.
+On the R-graph (defined below), the failure of i undoes all intervals that are reachable from i's live interval. Assign to every interval
+the set of agents whose live interval reaches it. Along one agent's intervals, the set only grows, and c(j,x) is on the line of i iff I(j,x)
+is the first of j's intervals whose set contains i. So c(j,x) is kept iff the set grows at I(j,x). The sets are bits of integers and are
+passed once along each edge between components. Thus all N lines together cost one pass over the messages instead of N passes.
 
-This applies to a trace, in which all live states are known. For reports that arrive at different times, find the greatest
-consistent cut of the known states first: otherwise a needed checkpoint may be deleted.
+The rule applies to a trace, in which all live states are known. If reports arrive at different times, first find the greatest consistent
+cut of the known states; otherwise a needed checkpoint may be deleted.
 
 Useless checkpoints and untracked dependencies
 ----------------------------------------------
-A Z-path from c(i,x) to c(j,y) is a sequence of messages: i sends the first after c(i,x), the receiver of each sends the next
-one in the same or a later interval, perhaps before that receive, and j receives the last before c(j,y) (Netzer and Xu
-1995). A set of checkpoints extends to a consistent cut iff no Z-path leads from one of them to another, or to itself;
-so c is *useless* iff a Z-path leads from it to itself. Live states count as last checkpoints.
+A Z-path from c(i,x) to c(j,y) is a sequence of messages (Netzer and Xu 1995). i sends the first message after c(i,x). The receiver of each
+message sends the next one in the same or a later interval, perhaps before that receive. j receives the last message before c(j,y). A set of
+checkpoints can be extended to a consistent cut iff no Z-path leads from one of them to another, or to itself. So c is *useless* iff a
+Z-path leads from c to itself. Live states count as last checkpoints.
 
-The R-graph has the intervals as nodes and edges I(i,x) → I(i,x+1) and, for each message, from the interval of its send
-to that of its receive. Z-paths from c(i,x) to c(j,y) are its paths from I(i,x) to I(j,y-1) with at least one message.
-c(i,x) is therefore useless iff I(i,x) reaches I(i,x-1). As I(i,x-1) → I(i,x) is an edge, that is: iff both lie in one
-strongly connected component. One pass of Tarjan (1972) answers for all checkpoints at once, in linear time.
+The R-graph has the intervals as nodes. The graph has an edge I(i,x) → I(i,x+1) for each pair of consecutive intervals, and for each message
+an edge from the interval of its send to the interval of its receive. Z-paths from c(i,x) to c(j,y) are the paths in this graph from I(i,x)
+to I(j,y-1) that contain at least one message. Therefore c(i,x) is useless iff I(i,x) reaches I(i,x-1). Since I(i,x-1) → I(i,x) is an edge,
+this holds iff both lie in the same strongly connected component. One pass of Tarjan's algorithm (1972) gives the answer for all checkpoints
+at once, in linear time.
 
-RDT, rollback-dependency trackability (Wang 1997): a causal path connects everything that a Z-path connects, so that
-dependency vectors show it. That check costs intervals and messages times agents.
+RDT, rollback-dependency trackability (Wang 1997), means that a causal path connects every pair that a Z-path connects, so that dependency
+vectors show the connection. Checking RDT takes time proportional to intervals and messages times agents.
 
 Other protocols
 ---------------
-`redecide` replays a trace under a protocol: it drops the forced checkpoints and decides them again. The messages, their order, and the
-basic checkpoints stay; before each receive the protocol's rule decides whether a checkpoint is taken first (`cas`: always after each send).
-Each agent has the same rule as in a live fleet, fed with the trace's events. In a live fleet `cas` takes one checkpoint after all sends of
-a turn; a trace has no turns.
+`redecide` replays a trace under a protocol: it drops the forced checkpoints and decides anew where to force them. The messages, their
+order, and the basic checkpoints remain. Before each receive, the protocol's rule decides whether a checkpoint is taken first (under `cas`,
+always after each send). Each agent has the same rule as in a live fleet, which receives the trace's events. In a live fleet, `cas` takes
+one checkpoint after all sends of a turn; a trace has no turns.
 
-Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace messages
-may overtake each other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets
-its full piggyback. (A gap is a lost message, whose delta is lost too.)
+Rules may send deltas relative to the last message on a channel, which works only on FIFO channels. In a trace, messages may overtake each
+other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets its full piggyback. (A gap is a lost
+message, whose delta is also lost.)
 """
 
 from collections import defaultdict
@@ -60,12 +60,12 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
-    """Return, by node, the agents whose single failure undoes the node's interval: bit i stands for agent i.
+    """Return, by node, the agents whose single failure undoes the node's interval. Bit i stands for agent i.
 
     Args:
         execution: the execution.
-        edges: `edges_of(execution)`.
-        component: `components_of(edges)`.
+        edges: the result of `edges_of(execution)`.
+        component: the result of `components_of(edges)`.
     """
     undone_by = [0] * (max(component, default=-1) + 1)
     for agent, nodes in enumerate(execution.intervals):
@@ -79,7 +79,7 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
 
 def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
-    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: result of `failures_undoing`."""
+    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by` is the result of `failures_undoing`."""
     by_agent: list[list[int]] = []
     for nodes in execution.intervals:
         numbers = []
@@ -93,7 +93,7 @@ def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
 
 
 class Untracked(msgspec.Struct, frozen=True):
-    """Violation of RDT: a Z-path leads from `sender`'s interval to `receiver`'s, but no causal path does."""
+    """A violation of RDT: a Z-path leads from `sender`'s interval to `receiver`'s interval, but no causal path does."""
 
     sender: str
     sender_interval: int
@@ -114,10 +114,10 @@ def edges_of(execution: Execution) -> list[list[int]]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return, by node, its strongly connected component. Edges between components lead from higher numbers to lower ones."""
+    """Return, by node, the number of its strongly connected component. Edges between components lead from higher to lower numbers."""
     count = len(edges)
     component = [-1] * count
-    entered = [0] * count  # order of entry, from 1; 0: not visited yet
+    entered = [0] * count  # order of entry, from 1; 0 means that the node has not been visited yet
     lowest = [0] * count
     open_nodes: list[int] = []
     clock = components = 0
@@ -156,7 +156,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def useless(execution: Execution, component: list[int]) -> list[list[int]]:
-    """Return, by agent, the numbers of its useless checkpoints, ascending. `component`: `components_of(edges_of(execution))`."""
+    """Return, by agent, the numbers of its useless checkpoints, ascending. `component` is `components_of(edges_of(execution))`."""
     return [
         [number for number, (before, node) in enumerate(pairwise(nodes), 1) if component[before] == component[node]]
         for nodes in execution.intervals
@@ -164,10 +164,10 @@ def useless(execution: Execution, component: list[int]) -> list[list[int]]:
 
 
 def untracked(trace: Trace) -> list[Untracked]:
-    """Return the violations of RDT: for each pair of an interval and another agent, the last interval that is not tracked.
+    """Return the violations of RDT. For each pair of an interval and an agent, report only the agent's last interval that is not tracked.
 
-    The vector of an interval is that of its closing checkpoint: by agent, the last interval from which a causal path
-    leads to it. Time and space grow with events times agents, so use this for tests and traces of moderate size.
+    The vector of an interval is the vector of the checkpoint that ends it: by agent, the last interval from which a causal path leads to
+    that checkpoint. Time and space grow with events times agents, so this function is for tests and traces of moderate size.
     """
     execution = Execution.of(trace)
     edges = edges_of(execution)
@@ -183,7 +183,7 @@ def untracked(trace: Trace) -> list[Untracked]:
 
 
 def _last_reaching(execution: Execution, edges: list[list[int]], component: list[int]) -> list[list[int]]:
-    """Return, by node, by agent: the last interval of that agent from which the R-graph leads to the node; -1 if none."""
+    """Return, by node and agent, the agent's last interval from which the R-graph leads to the node, or -1 if there is none."""
     vectors = [[-1] * len(execution.agents) for _ in range(max(component, default=-1) + 1)]
     for node, agent in enumerate(execution.agent_of):
         vector = vectors[component[node]]
@@ -197,7 +197,8 @@ def _last_reaching(execution: Execution, edges: list[list[int]], component: list
 
 
 def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
-    """Return, by node, by agent: the last interval of that agent from which a causal path leads to the end of the node."""
+    """Return, by node and agent, the agent's last interval from which a causal path leads to the end of the node's interval, or -1 if there
+    is none."""
     agents = {agent: i for i, agent in enumerate(trace.agents)}
     current = [[-1] * len(agents) for _ in agents]
     for agent, vector in enumerate(current):
@@ -226,15 +227,16 @@ UNCOORDINATED = "uncoordinated"
 
 
 def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
-    """Return the execution as it would have been under `protocol`, and the events that forced checkpoints in it.
+    """Return the execution as it would have been under `protocol`, and the events that force checkpoints in it.
 
     Args:
-        trace: the original execution; its forced checkpoints are ignored and the remaining checkpoints are renumbered.
-        protocol: a name of `RULES`, or "none".
+        trace: the original execution. The forced checkpoints in `trace` are ignored, and the remaining checkpoints are renumbered.
+        protocol: a name in `RULES`, or "none".
 
     Returns:
-        The new trace; and by agent, for those with any, the ordinals of the events that forced: receives, for `cas`
-        sends. Ordinals count the agent's sends, receives and basic checkpoints from 0.
+        The new trace, and agent → ordinals of the events that forced a checkpoint. The events that force checkpoints are receives or, for
+        `cas`, sends. Ordinals count the agent's sends, receives and basic checkpoints from 0. Agents without forced checkpoints have no
+        entry.
 
     Raises:
         UsageError: the protocol does not exist.
@@ -254,7 +256,7 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
 
 
 def check_protocol(protocol: str) -> str:
-    """Check the name of a protocol.
+    """Check the name of a protocol. Return the name of its rule.
 
     Raises:
         UsageError: `protocol` is neither a rule nor "none".
@@ -266,14 +268,14 @@ def check_protocol(protocol: str) -> str:
 
 
 class _Decision:
-    """Replays a trace with one rule per agent, and collects the new execution.
+    """Replays a trace with one rule per agent, and collects the events of the new execution.
 
     Attributes:
-        events: events of the new trace so far.
-        forced: by agent, the ordinals of events that forced a checkpoint.
-        _seen: by agent, the number of its events so far, without forced checkpoints.
-        _numbers: by agent, the number of the agent's last checkpoint in the new trace.
-        _carried: by message that will be received, the message's sender and piggyback.
+        events: the events of the new trace so far.
+        forced: agent → ordinals of the events that forced a checkpoint.
+        _seen: agent → number of its events so far, not counting forced checkpoints.
+        _numbers: agent → number of the agent's last checkpoint in the new trace.
+        _carried: message that will be received → its sender and piggyback.
     """
 
     def __init__(self, trace: Trace, name: str) -> None:
@@ -327,7 +329,7 @@ class _Decision:
 
 
 def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
-    """Return the channels on which some n-th received message is not the n-th sent message."""
+    """Return the channels on which, for some n, the n-th received message is not the n-th sent message."""
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     received: defaultdict[tuple[str, str], int] = defaultdict(int)
     sent_at: dict[str, tuple[tuple[str, str], int]] = {}
@@ -349,19 +351,19 @@ _Item = TypeVar("_Item")
 
 
 class Rollback(msgspec.Struct, frozen=True, gc=False):
-    """Loss of one agent: the number of checkpoints that it loses, and the sends and receives undone."""
+    """The losses of one agent: the number of checkpoints that it loses, and the number of its sends and receives that are undone."""
 
     checkpoints: int
     events: int
 
 
 class Domino(msgspec.Struct, frozen=True):
-    """Spread of the failure over the fleet.
+    """The spread of a failure over the fleet.
 
     Attributes:
-        rolled_back: number of agents that go back to a checkpoint, including the failed ones.
-        depth: number of synchronous rounds in which some agent moved, after the failed ones went back.
-        reached_initial: the agents that go back to checkpoint 0.
+        rolled_back: number of agents that return to a checkpoint, including the failed agents.
+        depth: number of synchronous rounds in which some agent moved, after the failed agents had rolled back.
+        reached_initial: the agents that return to checkpoint 0.
     """
 
     rolled_back: int
@@ -370,24 +372,24 @@ class Domino(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of checkpoints, not counting initial checkpoints."""
+    """The numbers of basic and forced checkpoints, not counting initial checkpoints."""
 
     basic: int
     forced: int
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """Result of an analysis, with the fields of `snapline analyze -o json` in their order.
+    """The result of an analysis, with the fields of `snapline analyze -o json` in their order.
 
     Attributes:
         agents: all agents, in the order of the trace.
         failed: the failed agents, in the same order.
-        recovery_line: agent → the checkpoint to which the agent returns, or None if it keeps its live state.
-        rollback: losses of the agents whose entry of the line is not None.
-        in_transit: messages sent inside the line and not received inside it, in send order.
-        domino: spread of the failure.
-        useless: agent → checkpoints on a Z-cycle; agents without any have no entry. Does not depend on `failed`.
-        obsolete: agent → checkpoints that no later recovery line contains; does not depend on `failed` either.
+        recovery_line: agent → the checkpoint to which the agent returns, or None if the agent keeps its live state.
+        rollback: agent → its losses, for agents that return to a checkpoint.
+        in_transit: messages sent inside the line but not received inside it, in send order.
+        domino: the spread of the failure.
+        useless: agent → its checkpoints that lie on a Z-cycle. Agents without any have no entry. The result does not depend on `failed`.
+        obsolete: agent → its checkpoints that no later recovery line contains. The result does not depend on `failed`.
         checkpoints: numbers of basic and forced checkpoints.
         forced: only with a protocol: agent → ordinals of the events that forced a checkpoint (`redecide`).
     """
@@ -405,12 +407,12 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str | None = None) -> Analysis:
-    """Analyse `trace`, or the execution that `protocol` would have made of it.
+    """Analyse `trace`, or the execution that would have resulted under `protocol`.
 
     Args:
         trace: the execution.
-        failed: the agents that fail; None: all.
-        protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
+        failed: the agents that fail; None means all agents.
+        protocol: the protocol that decides on forced checkpoints instead of those in the trace. "none" only drops them. None keeps them.
 
     Raises:
         UsageError: an agent is not in the trace, or the protocol does not exist.
@@ -421,7 +423,7 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
 def decide_and_analyze(
     trace: Trace, failed: Collection[str] | None = None, protocol: str | None = None
 ) -> tuple[Trace, Analysis]:
-    """Analyze like `analyze`; return also the execution that it describes: `trace` itself without a protocol."""
+    """Do the same as `analyze`, but also return the analysed execution, which is `trace` itself if `protocol` is None."""
     if protocol is None:
         return trace, _analyze(Execution.of(trace), failed, msgspec.UNSET)
     decided, forced = redecide(trace, protocol)
@@ -470,5 +472,5 @@ def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:
-    """Return the lists that are not empty, by agent name."""
+    """Map the name of each agent to its list. Omit agents whose list is empty."""
     return {agent: items for agent, items in zip(agents, lists, strict=True) if items}

@@ -2,56 +2,58 @@
 
 Theory of operation
 -------------------
-Each run of a host process writes its own trace file: `checkpoint`, `send` and `receive` lines in the order in which they happened there,
-with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of this host begin or return to a
-checkpoint. The lines after a plan line, up to the next one, are a *section*. A plan is committed once for the whole fleet, and messages of
-an older plan are rejected after it (G9). So the sections of plan n in all files come before those of plan n + 1, with a `recovery` line
-between them: the union of the hosts' plan lines.
+Each run of a host process writes its own trace file. The file contains `checkpoint`, `send` and `receive` lines with wall-clock times, in
+the order in which the events happened on that host. When the agents of this host begin or return to a checkpoint, the file contains a line
+`{"event":"plan","plan":n,"line":{agent: checkpoint}}`. The lines between one plan line and the next are a *section*. A plan is committed
+once for the whole fleet, and messages of an older plan are rejected after it (G9). So in the merged trace, the sections of plan n from all
+files come before those of plan n + 1. Between them is a `recovery` line, which is the union of the hosts' plan lines.
 
-Inside a plan the files are merged. Each file keeps its own order, a receive waits for its send, and the oldest candidate comes first.
+The sections of one plan are merged. Each file keeps its own order, a receive waits for its send, and otherwise the oldest line comes first.
 Clocks affect nothing else: different clocks give another valid order of the same execution (Lamport 1978, section 1).
 
-Numbers on a channel are reused after a rollback, so a message id in the merged trace contains the plan of its send: `a/2>b:5`. A
-message that is delivered again keeps its id. The merge follows every rollback, so it knows which sends a line keeps.
+Numbers on a channel are reused after a rollback, so a message id in the merged trace contains the plan of its send: `a/2>b:5`. A message
+that is delivered again keeps its id. The merge applies every rollback, so it knows which sends a line keeps.
 
-A killed process loses the end of its file, but no lines before a durable checkpoint:
+If a process is killed, the end of its file is lost, but no line before a durable checkpoint is lost. The merge handles the consequences as
+follows:
 
-- *A receive without its send* is omitted with everything that depends on it: later events of that agent, and receives of messages that it
-  sent meanwhile. The recovery undoes these events; otherwise an orphan would remain. If a recovery line keeps such an agent's later
-  checkpoint, a file is missing, which is an error.
+- *A receive without its send* is omitted together with all events that depend on it: later events of that agent, and receives of messages
+  that it sent meanwhile. The recovery undoes these events; otherwise an orphan would remain. If a recovery line keeps a later checkpoint
+  of such an agent, a file is missing, which is an error.
 - *An incomplete last line* is dropped.
-- *An agent in no plan line.* The agent was not placed, or the host that was to load it died before reporting that. If it has events under
-  the new plan it was created again, and goes back to 0. Otherwise it keeps the latest state that has received no undone message. This is
-  its last state if it had left, and nothing if its creation is undone. For an agent that was not loaded the state is at least its real one,
-  which the next plan shows.
-- *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of the traced events: a tentative
-  checkpoint is traced when its round commits, and the host may have died in between.
+- *An agent may appear in no plan line* because it was not placed, or because the host that was to load it died before it reported this.
+  If the agent has events under the new plan, it was created again, and returns to 0. Without such events, the agent keeps its latest state
+  that has received no undone message. If the agent had left, this is its last state; if its creation is undone, there is no such state. If
+  the agent was not loaded, its real state is not later than this one, and the next plan shows it.
+- *If a checkpoint is in the line but not in the trace,* it is its agent's next checkpoint, at the end of the traced events. The reason is
+  that a tentative checkpoint is traced when its round commits, and the host may have died in between.
 
-A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers, the merge puts
-it right after the one before it, with the same state, which is the most that an agent can go back to.
+A checkpoint number may have no line, because the agent's state could not be saved, or because the agent was not born. To keep the numbers,
+the merge inserts such a checkpoint directly after the previous one, with the same state. The state of the previous checkpoint is the latest
+to which the agent can return.
 
 Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
 
 Parts of traces
 ---------------
-`gather` orders the same lines unchanged, with markers and undone events. `merge_traces` makes one execution for analysis, and needs
-complete traces; `gather` accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files whose ends
-are lost. Missing events are not guessed: a message whose send was not traced has no send. As in a merge, plans follow each other with a
-`Recovery` between them, the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name is used again,
-and then means the last send with this name.
+`merge_traces` makes one execution for analysis, and needs complete traces. `gather` orders the same lines without changing them, including
+markers and undone events. `gather` accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files
+whose ends are lost. Missing events are not guessed: if the send of a message was not traced, the message has no send. As in a merge, a
+`Recovery` between two plans contains the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name
+is used again, and then refers to the last send with this name.
 
 Lines in the trace of a host
 ----------------------------
 
-    {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents here begin, or go back
+    {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents on this host begin, or return to a checkpoint
     {"event": "checkpoint", "agent": "a", "index": 6, "kind": "coordinated", "epochs": [4], "time_ns": …}
     {"event": "send", "agent": "a", "message": "a>b:17", "to": "b", "time_ns": …}
     {"event": "receive", "agent": "b", "message": "a>b:17", "time_ns": …}
-    {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     for all channels of a link together
+    {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     one marker for all channels of a link
     {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
 
-Lines are in the order of events on that host. Between hosts a message is sent before it is received; otherwise clocks
-decide. Markers are not events of agents: an analysis of a trace skips them.
+Lines have the order of the events on that host. Between hosts, a message is sent before it is received; otherwise clocks determine the
+order. Markers are not events of agents, so the analysis of a trace skips them.
 """
 
 import heapq
@@ -68,7 +70,8 @@ from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageRecei
 
 
 class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    """Start of a recovery plan: the agents in `line` continue from these checkpoints; other agents continue from their current state."""
+    """The start of a recovery plan. The agents in `line` continue from these checkpoints; other agents continue from their current
+    state."""
 
     plan: int
     line: dict[str, int]
@@ -76,7 +79,7 @@ class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="pl
 
 
 class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """Checkpoint of an agent. `epochs`: the epochs that it records."""
+    """An agent took a checkpoint. `epochs` lists the epochs that contain the checkpoint."""
 
     agent: str
     index: int
@@ -86,7 +89,7 @@ class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 
 
 class SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """A message has left its agent's outbox."""
+    """An agent sent a message, which has left its outbox."""
 
     agent: str
     message: str
@@ -95,7 +98,7 @@ class SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="se
 
 
 class ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
-    """A turn has consumed a message."""
+    """A turn of an agent has consumed a message."""
 
     agent: str
     message: str
@@ -103,7 +106,7 @@ class ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag=
 
 
 class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send_marker"):
-    """All agents of `host` have recorded: a marker item goes on the link to another host."""
+    """A host has put a marker on the link to another host, because all its agents have recorded their states."""
 
     host: str
     to: str
@@ -112,14 +115,14 @@ class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 
     @property
     def message(self) -> str:
-        """Return the name of the marker, which is the same at both ends."""
+        """Return the name of the marker, which is the same on both hosts."""
         return f"{self.host}>{self.to}#{self.epoch}"
 
 
 class ReceiveMarkerLine(
     msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive_marker", rename={"sender": "from"}
 ):
-    """A marker item was received."""
+    """A host has received a marker from another host."""
 
     host: str
     sender: str
@@ -128,7 +131,7 @@ class ReceiveMarkerLine(
 
     @property
     def message(self) -> str:
-        """Return the name of the marker, which is the same at both ends."""
+        """Return the name of the marker, which is the same on both hosts."""
         return f"{self.sender}>{self.host}#{self.epoch}"
 
 
@@ -142,7 +145,8 @@ decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
 
 
 def numbered_lines(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
-    """Yield the lines of a host's file with their numbers. A killed process may leave an incomplete last line. `name`: file name, for errors.
+    """Yield the lines of a host's file with their numbers. The last line may be incomplete, because the process may have been killed.
+    `name` is the file name, for errors.
 
     Raises:
         TraceError: a line is invalid.
@@ -157,7 +161,9 @@ def numbered_lines(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, Pla
             yield number, decode_line(line)
         except msgspec.DecodeError as error:
             torn = number, error
-    if torn is not None and isinstance(torn[1], msgspec.ValidationError):  # valid JSON, but not a line of a trace
+    if torn is not None and isinstance(
+        torn[1], msgspec.ValidationError
+    ):  # the JSON is valid, but it is not a trace line
         raise _no_line(name, *torn) from torn[1]
 
 
@@ -166,12 +172,12 @@ def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
 
 
 def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
-    """Yield all lines: each queue in its order, each receive after its send, otherwise the oldest line first.
+    """Yield all lines. Each queue keeps its order, each receive comes after its send, and otherwise the oldest line comes first.
 
     The caller must add each send to `sent` before it requests the next line.
 
     Raises:
-        TraceError: the receive of a message precedes its send.
+        TraceError: a message is received before its send could come, so the files contradict each other.
     """
     ready: list[tuple[int, int]] = []
     awaited: dict[str, int] = {}
@@ -200,19 +206,19 @@ def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """The trace of a fleet.
+    """The merged trace of a fleet.
 
     Attributes:
-        items: header, events and recoveries, in order; `recovery/trace.py` describes them.
-        left_out: agents whose last events are omitted although no recovery has undone them, each with the message
-            (`a>b:5`) whose send is in no trace. Empty for a fleet that ended regularly.
+        items: header, events and recoveries, in order; see `recovery/trace.py`.
+        omitted: agent whose last events are omitted although no recovery has undone them → the message (`a>b:5`) whose send is in no trace.
+            Empty for a fleet that ended regularly.
     """
 
     items: list[Header | Event | Recovery]
     omitted: dict[str, str] = msgspec.field(name="left_out")
 
     def lines(self) -> Iterator[bytes]:
-        """Return the trace as lines of JSON, each with its newline."""
+        """Return the trace as lines of JSON, each including its newline."""
         return map(encode, self.items)
 
 
@@ -220,10 +226,10 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
     """Merge the traces of all hosts.
 
     Args:
-        files: name (for errors) → lines, with or without newlines: all files of one fleet, from its first start on.
+        files: file name (for errors) → lines, which may end with newlines. All files of one fleet are needed, from its first start on.
 
     Raises:
-        TraceError: a line is invalid or contradicts others, or a file of a host is missing.
+        TraceError: a line is invalid or contradicts others, or the file of a host is missing.
     """
     sections: dict[int, list[_Section]] = {}
     for name in sorted(files):
@@ -239,7 +245,7 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
 
 
 class _Section:
-    """Events of one process under one plan."""
+    """The events of one process under one plan."""
 
     __slots__ = ("events", "file", "line", "plan")
 
@@ -267,7 +273,7 @@ def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
 
 
 def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
-    """Return the plan's complete recovery line: the union of the hosts' plan lines."""
+    """Return the complete recovery line of the plan, which is the union of the hosts' plan lines."""
     line: dict[str, int] = {}
     for section in sections:
         for agent, number in section.line.items():
@@ -298,14 +304,16 @@ def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[
 
 
 class _Cut(msgspec.Struct, frozen=True, gc=False):
-    """End of an agent's part of a section. Events from `first` on are omitted because the send of `message` is in no trace."""
+    """The position where an agent's part of a section is cut off. Events from `first` on are omitted, because the send of `message` is in
+    no trace."""
 
     first: int
     message: str
 
 
 def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
-    """Return the end of each agent's part; `sent`: messages of earlier plans that the recovery line keeps."""
+    """Return the cuts of those agents whose last events must be omitted. `sent` contains the messages of earlier plans that the recovery
+    line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()
     for agent, lines in own.items():
@@ -351,11 +359,11 @@ def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[EventLine]:
 
 
 class _History:
-    """Surviving events of one agent so far.
+    """The events of one agent, merged so far, that no recovery has undone.
 
     Attributes:
-        events: in the agent's order.
-        starts: by checkpoint number, the number of events up to and including that checkpoint.
+        events: the events in the agent's order.
+        starts: checkpoint number → number of the agent's events up to and including that checkpoint.
     """
 
     __slots__ = ("events", "starts")
@@ -374,7 +382,7 @@ class _History:
                 yield event.message
 
     def last_without(self, undone: Container[str]) -> int | None:
-        """Return the latest checkpoint before the first receive of one of these messages; None: there is no such receive."""
+        """Return the latest checkpoint before the first receive of any of these messages, or None if there is no such receive."""
         for position, event in enumerate(self.events):
             if isinstance(event, MessageReceived) and event.message in undone:
                 return bisect_right(self.starts, position) - 1
@@ -382,12 +390,12 @@ class _History:
 
 
 class _Merger:
-    """State of the merge between two plans.
+    """The state of the merge between two plans.
 
     Attributes:
         _items: the merged trace, without its header.
-        _sent: name given by the host → id of the message, for the sends that survive.
-        _cuts: omitted ends of the newest plan.
+        _sent: name that the host gave a message → id of the message, for sends that have not been undone.
+        _cuts: agent → its cut under the newest plan.
     """
 
     def __init__(self) -> None:
@@ -429,7 +437,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """Add the checkpoint that the recovery line names if it was not traced. The agent must have taken it."""
+        """If the checkpoint in the recovery line was not traced, add it. The added checkpoint must be the agent's next checkpoint."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -447,7 +455,7 @@ class _Merger:
         self._append(CheckpointTaken(agent, number))
 
     def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
-        """Return the recovery line, extended by the other agents that must roll back. Agents that keep their state have no entry."""
+        """Return the recovery line, extended by other agents that must roll back. Agents that keep their state have no entry."""
         complete = dict(line)
         for agent in active:
             if agent in self._histories:
@@ -481,7 +489,7 @@ class _Merger:
     # -- events ---------------------------------------------------------------------------------------------------------
 
     def _gaps(self, own: Mapping[str, Sequence[EventLine]]) -> dict[tuple[str, int], int]:
-        """Return (agent, checkpoint) → the agent's next traced checkpoint, where checkpoint numbers in between are missing."""
+        """Map (agent, checkpoint) to the agent's next traced checkpoint wherever checkpoint numbers in between are missing."""
         gaps: dict[tuple[str, int], int] = {}
         for agent, lines in own.items():
             last = self._history(agent).last
@@ -538,7 +546,7 @@ def _natural(agent: str) -> list[str | int]:
 
 
 class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
-    """A marker item has left its host. `message` names it."""
+    """A host has sent a marker. `message` is the name of the marker."""
 
     host: str
     message: str
@@ -547,7 +555,7 @@ class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
 
 
 class MarkerCame(msgspec.Struct, frozen=True, gc=False):
-    """A marker received by another host."""
+    """A host has received a marker. `message` is the name of the marker."""
 
     host: str
     message: str
@@ -559,12 +567,13 @@ Marker = TracedMarkerSend | MarkerCame
 
 
 class TracedEvent(msgspec.Struct, frozen=True, gc=False):
-    """A traced event.
+    """An event in a trace.
 
     Attributes:
-        host: host of the event; "" if unknown, and for a recovery.
-        time_ns: time since 1970 by the clock of that host; 0 if unknown.
-        epochs: epochs that a checkpoint records. plan: number of a recovery's plan.
+        host: host on which the event happened; "" if it is unknown, and for a recovery.
+        time_ns: time since 1970 by the clock of that host; 0 if it is unknown.
+        epochs: for a checkpoint, the epochs that contain it.
+        plan: for a recovery, the number of its plan.
     """
 
     event: Event | Marker | Recovery
@@ -575,23 +584,23 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostPart(msgspec.Struct, frozen=True):
-    """Trace of one run of a host, in its order; plan lines precede the events under them."""
+    """The trace of one run of a host, in its order. A plan line precedes the events under that plan."""
 
     host: str
     lines: Sequence[PlanLine | HostLine]
 
 
 def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
-    """Read the file of a host. `name`: name of the file, for errors.
+    """Read the trace file of a host. `name` is the file name, for errors. The last line may be incomplete.
 
     Raises:
-        TraceError: a line is invalid. The last line may be incomplete.
+        TraceError: a line is invalid.
     """
     return HostPart(host, [line for _, line in numbered_lines(name, lines)])
 
 
 def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
-    """Return all events, in one order.
+    """Return all events of all parts in one order.
 
     Raises:
         TraceError: the parts contradict each other.
@@ -604,7 +613,7 @@ def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
 
 
 class _HostSection:
-    """Events of one host under one plan. `line` None: the trace began under this plan."""
+    """The events of one host under one plan. `line` is None if the trace began under this plan."""
 
     __slots__ = ("host", "line", "lines", "time_ns")
 
@@ -616,7 +625,7 @@ class _HostSection:
 
 
 def _host_sections(part: HostPart) -> dict[int, _HostSection]:
-    """Return the sections by plan, in their order. Lines before the first plan line belong to the plan before it."""
+    """Return the sections by plan, in their order. Lines before the first plan line belong to the previous plan."""
     sections: dict[int, _HostSection] = {}
     here = _HostSection(part.host)
     for line in part.lines:
@@ -654,7 +663,7 @@ def _under_plan(sections: Sequence[_HostSection]) -> Iterator[TracedEvent]:
 
 
 class _Missing:
-    """Set of messages that a receive need not wait for: sent messages, and messages whose send was not traced."""
+    """The set of messages for which a receive need not wait: those whose send was already taken, and those whose send was not traced."""
 
     def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
         self._waiting = {

@@ -1,1 +1,1 @@
-"""Security: certificates, tokens, authorization of each RPC, TLS, and limits on the resources that a caller can use."""
+"""Security: certificates, tokens, TLS, authorization of every RPC, and limits on the resources that a caller can use."""

@@ -1,12 +1,12 @@
-"""Manage a fleet's own certificate authority, and sign certificates (needs `snapline[crypto]`).
+"""Manages a fleet's own certificate authority, which signs certificates. This module requires `snapline[crypto]`.
 
-All files are in one folder. The authority's certificate names the trust domain of its fleet, so certificates issued later
-belong to the same domain. A certificate carries a SPIFFE URI with role and name, which identifies a client, and DNS names,
-which identify a server. A replica of the coordinator has two DNS names: its own, used by the other replicas, and
-`coordinator.coordinator.DOMAIN`, used by hosts and tools, which do not know the replicas.
+All files are in one folder. The authority's certificate contains the trust domain of its fleet, so certificates issued later belong to the
+same domain. A certificate contains a SPIFFE URI with role and name, which identifies a client, and DNS names, which identify a server. The
+certificate of a coordinator replica contains two DNS names. Other replicas use the replica's own name. Hosts and tools, which do not know
+the individual replicas, use `coordinator.coordinator.DOMAIN`.
 
-Keys are P-256, unencrypted, readable by their owner alone. Anyone who has `ca.key` can issue any certificate: keep it away
-from the machines of the fleet.
+Keys are P-256 keys in unencrypted files that only their owner can read. Anyone who has `ca.key` can issue any certificate, so do not store
+it on the fleet's machines.
 """
 
 import datetime
@@ -40,22 +40,22 @@ CERTIFICATE, KEY = "ca.crt", "ca.key"
 
 AUTHORITY_DAYS = 3650
 DAYS = 365
-"""Validity of the authority and of the certificates that it signs, in days. Certificates are renewed well before they expire, the authority
-rarely."""
+"""Validity in days of the authority's certificate and, by default, of the certificates that it signs. Signed certificates are renewed well
+before they expire, and the authority's certificate rarely."""
 
 DAYS_MAX = 3650
 
 CHAIN_MAX = 8
-"""Largest number of certificates checked in one chain; most chains have one or two."""
+"""Largest number of certificates in a chain that are checked. Most chains have one or two."""
 
 BACKDATE = datetime.timedelta(hours=1)
-"""Time before issue from which certificates are valid, because the clocks of a fleet's machines may differ."""
+"""Certificates are valid from this time before they are issued, because the clocks of a fleet's machines may differ."""
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 class Issued(NamedTuple):
-    """One certificate and its key."""
+    """A certificate that was issued, and its key."""
 
     role: str
     name: str
@@ -65,7 +65,7 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    """Signs certificates into its folder."""
+    """A certificate authority, which writes the certificates that it signs to its folder."""
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._folder = folder
@@ -75,11 +75,11 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, *, domain: str = DEFAULT_DOMAIN) -> "Authority":
-        """Create an authority in a folder that is missing or empty.
+        """Create an authority in a folder. The folder must be empty, or must not exist.
 
         Raises:
             UsageError: the folder is not empty, or the domain is invalid.
-            ExternalFailureError: the folder cannot be written.
+            ExternalFailureError: the folder is not writable.
         """
         if len(domain) > 63 or not _DOMAIN.fullmatch(domain):
             raise UsageError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
@@ -102,10 +102,10 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> "Authority":
-        """Load the authority that `create` has made.
+        """Load an authority that `create` has written to a folder.
 
         Raises:
-            UsageError: the folder has no authority.
+            UsageError: the folder contains no authority.
         """
         try:
             certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
@@ -117,10 +117,10 @@ class Authority:
         return cls(folder, key, certificate)
 
     def issue(self, role: str, name: str, *, days: int = DAYS) -> Issued:
-        """Sign a certificate for `name` of `role`; replaces an older one, which renews it.
+        """Create a key and sign a certificate for `name` with the role `role`. An existing certificate is replaced, which renews it.
 
         Raises:
-            UsageError: the role is unknown, or the name is not a valid id.
+            UsageError: the role is unknown, the name is not a valid id, or `days` is out of range.
         """
         if role not in ROLES:
             raise UsageError(f"{role!r} is no role: there are {', '.join(ROLES)}")
@@ -141,10 +141,10 @@ class Authority:
         return Issued(role, name, *paths, x509.load_pem_x509_certificate(certificate).not_valid_after_utc)
 
     def renew(self, *, days: int = DAYS) -> list[Issued]:
-        """Renew all certificates in the folder, with new keys.
+        """Renew all signed certificates in the folder, with new keys.
 
         Raises:
-            UsageError: the folder has no signed certificates.
+            UsageError: the folder contains no signed certificates.
         """
         stems = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
         owners = [(role, name) for role, _, name in stems if role in ROLES]
@@ -161,13 +161,13 @@ class Authority:
 
 
 def verified_names(shown: bytes, authority: bytes) -> list[str]:
-    """Return the URIs of a certificate that a caller showed to another process.
+    """Verify a certificate that a caller has presented to a different process, and return the URIs in it.
 
     Args:
-        shown: PEM: the certificate first, then the intermediate ones.
+        shown: the certificate in PEM format, followed by the intermediate certificates.
 
     Raises:
-        UsageError: no authority has signed it, it has expired, or it is not a certificate.
+        UsageError: `shown` is not a certificate, the certificate is expired or not valid yet, or no trusted authority has signed it.
     """
     try:
         leaf, *between = x509.load_pem_x509_certificates(shown)[:CHAIN_MAX]
@@ -182,9 +182,9 @@ def verified_names(shown: bytes, authority: bytes) -> list[str]:
 def _check_signed(
     one: x509.Certificate, between: list[x509.Certificate], roots: list[x509.Certificate], now: datetime.datetime
 ) -> None:
-    """Check that a chain leads from the certificate to a root; ValueError if none does.
+    """Check that a chain of valid certificates leads from the certificate to a root. Raise ValueError if there is no such chain.
 
-    Terminates: each intermediate certificate is used once.
+    The recursion terminates because each intermediate certificate is used at most once.
     """
     if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
         raise ValueError("it has expired, or is not valid yet")
@@ -256,7 +256,7 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically: a process may be reading it. Its mode is never wider than requested."""
+    """Replace a file atomically, because another process may be reading it. At no time does the file have more permissions than `mode`."""
     scratch = path.with_name(f"{path.name}.new")
     try:
         scratch.unlink(missing_ok=True)

@@ -1,16 +1,16 @@
-"""Dial-back: verify a peer without a certificate by calling its advertised address.
+"""Dial-back: verifies a peer that has no certificate by calling the peer's known address.
 
-Without TLS a stream's first message names the sender, and anyone who reaches the port can forge this message; a forged first message would
-replace the real stream. But the addresses of hosts and replicas are known. So the dialling process puts a random id into the metadata of
-its call. The callee then calls `Confirm` at the address in the roster or in the list of members, with this id. Only the process that
-listens there can confirm the id, and it confirms only ids that it created. The callee reads no further data and changes nothing before the
-answer.
+Without TLS, only a stream's first message identifies the sender, and anyone who can reach the port can forge it. A forged first message
+would replace the real stream. But the addresses of hosts and replicas are known. So the dialling process puts a random id into the metadata
+of its call. The callee then calls `Confirm` with this id at the address in the roster or in the list of members. Only the process that
+listens at that address can confirm the id, and it confirms only ids that it has created. Until the id is confirmed, the callee reads no
+further data and changes no state.
 
-With TLS the certificate identifies the caller, and there is no dial-back.
+With TLS, the certificate identifies the caller, so there is no dial-back.
 
-Bounds. At most one `Confirm` per peer is in progress; later ids wait for the next one. Each has at most `ASKED_MAX` ids, so a
-flood of forged hellos costs one small call per round trip. Beyond `WAITING_MAX` a call is refused without dial-back; the
-real peer dials again.
+Bounds. At most one `Confirm` call per peer is in progress. Ids that arrive meanwhile wait for the next call. Each call contains at most
+`ASKED_MAX` ids, so a flood of forged first messages costs one small call per round trip. If more than `WAITING_MAX` ids would wait, a call
+is refused without dial-back. If it was the real peer, it dials again.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ ASKED_MAX = 64
 WAITING_MAX = 1024
 
 ANSWER_S_MAX = 1.5
-"""Time limit of a dial-back: less than a dialler waits for its first answer."""
+"""Time limit of a dial-back in seconds. It is less than the time for which a dialler waits for the first answer to its call."""
 
 REFUSAL_LOG_S = 1.0
-"""Shortest time between two log lines about refused callers, who could otherwise flood the log."""
+"""Shortest time in seconds between two log lines about refused callers. Without a limit, such callers could flood the log."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class OutgoingCalls:
-    """Calls that this process makes, and its answers to `Confirm` requests about them."""
+    """The ids of the calls that this process currently makes. It answers `Confirm` requests about them."""
 
     def __init__(self) -> None:
         self._ids: set[bytes] = set()
 
     @contextlib.contextmanager
     def new(self) -> Iterator[tuple[tuple[str, str], ...]]:
-        """Return the metadata of a call that is about to be made. `Confirm` succeeds for the call until the block ends."""
+        """Create an id for a new call, and yield the call's metadata. Until the block ends, `Confirm` confirms the id."""
         call_id = secrets.token_bytes(ID_BYTES)
         self._ids.add(call_id)
         try:
@@ -68,24 +68,24 @@ class OutgoingCalls:
         )
 
     async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
-        """Return those of the ids that this process has created."""
+        """Return those of the given ids that belong to current calls of this process."""
         return link_pb2.CallIds(id=[call_id for call_id in asked.id[:ASKED_MAX] if call_id in self._ids])
 
 
 class DialBackClient:
-    """Client of `Confirm`: asks the claimed caller whether a call is its own."""
+    """Client of `Confirm`. It asks the claimed caller whether that process really makes a call."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
-        """Create the client. `service`: gRPC service whose `Confirm` the peers serve. `role`: role of the peers."""
+        """Create the client. `service` is the gRPC service in which the peers serve `Confirm`. `role` is the peers' role."""
         self._security = security
         self._method = f"/{service}/{METHOD}"
         self._role = role
         self._waiting: dict[str, dict[bytes, asyncio.Future[bool]]] = {}
-        """By peer, the ids to be confirmed. A task runs for a peer while the peer has an entry."""
+        """Peer → ids to be confirmed. While a peer has an entry, a task runs for it."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def is_real(self, context: _Context, peer: str, address: str) -> bool:
-        """Return whether `peer`, which listens at `address`, makes this call."""
+        """Return whether the process that listens at `address` as `peer` really makes this call."""
         if self._security.is_tls:
             return True
         call = _call_of(context)
@@ -102,7 +102,8 @@ class DialBackClient:
         return await answer
 
     async def _keep_asking(self, peer: str, address: str) -> None:
-        """Send `Confirm` requests until no call waits. No await separates the last check from the removal of the entry."""
+        """Send `Confirm` requests until no more ids wait. There is no await between the last check and the removal of the peer's entry, so
+        no id can be missed."""
         waiting = self._waiting[peer]
         try:
             while waiting:
@@ -129,7 +130,7 @@ class DialBackClient:
 
 
 class RefusalLog:
-    """Rate-limited log of refused callers."""
+    """Log of refused callers with a limited rate."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -137,7 +138,7 @@ class RefusalLog:
         self._skipped = 0
 
     def say(self, sentence: str) -> None:
-        """Log the sentence, or only count it if the last log line is too recent."""
+        """Log the sentence. If the last log line is too recent, only count the sentence."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._last_s + REFUSAL_LOG_S:
             self._skipped += 1
@@ -148,7 +149,7 @@ class RefusalLog:
 
 
 def _call_of(context: _Context) -> bytes | None:
-    """Return the id of a call; None if it has none."""
+    """Return the id in a call's metadata, or None if there is no valid id."""
     for key, value in context.invocation_metadata() or ():
         if key == KEY and isinstance(value, str) and len(value) == 2 * ID_BYTES:
             with contextlib.suppress(ValueError):

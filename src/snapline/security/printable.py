@@ -1,8 +1,8 @@
-"""Make untrusted text safe to print on a terminal.
+"""Makes untrusted text safe to print on a terminal.
 
-Inputs, agents, hosts, certificates and stores contain untrusted text, which a terminal would interpret. An escape sequence can hide lines
-or set a title; a bidirectional mark reverses names. So all output and all log lines pass through `printable`, which makes such characters
-visible.
+Text from inputs, agents, hosts, certificates and stores is untrusted, and may contain characters that a terminal interprets. An escape
+sequence can hide lines or set the window's title, and a bidirectional mark can reverse names. So all output and all log lines pass through
+`printable`, which makes such characters visible.
 """
 
 import re
@@ -12,9 +12,10 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def printable(text: str) -> str:
-    r"""Return the text with `\x1b` for ESC, and so on.
+    r"""Return the text with unsafe characters replaced by visible escapes, such as `\x1b` for ESC.
 
-    JSON stays valid JSON with the same meaning: it has escaped all but the characters that become `\u009b` and the like.
+    JSON remains valid and keeps its meaning, because in JSON the only unsafe characters that are not already escaped are those that are
+    replaced by escapes such as `\u009b`.
     """
     return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
 

@@ -1,23 +1,24 @@
-"""Authorize RPCs: the table of every RPC that snapline serves, and the guard that checks every call.
+"""Authorizes RPCs. This module contains the table of all RPCs that snapline serves, and the guard that checks every call.
 
-With mutual TLS a caller's certificate states its role (`transport.py`). The guard checks the role before a byte of the request is
-read, and an RPC that is not in the table is denied to all callers. The RPC's handler checks differences between callers of the
-same role (a host acts for itself only).
+With mutual TLS, a caller's certificate contains its role (`transport.py`). The guard checks the role before any data of the request is
+read. An RPC that is not in the table is denied to all callers. Rules that distinguish callers with the same role, such as that a host may
+act only for itself, are checked by the RPC's handler.
 
-gRPC would read and parse a whole request before any check, and a request of 16 MiB with eight million empty names
-becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard checks, then
-reads one request, compares its size with the limit in the table, and only then parses it. A stream whose handler does not
-read receives no more than one flow-control window. Handlers bound the streams of hosts and replicas: the first message is
-small (`FIRST_BYTES_MAX`), and each caller has at most one stream without its first message (`RpcGuard.first_message`).
+By default, gRPC would read and parse a complete request before any check, and a request of 16 MiB with eight million empty names would
+become 300 MiB of objects. So every call is served as a stream of bytes, which looks the same on the wire. The guard first checks the
+caller, then reads one request, compares its size with the limit in the table, and only then parses it. If a stream's handler does not read,
+the stream receives no more than one flow-control window. The streams of hosts and replicas are bounded by their handlers. Their first
+message is small (`FIRST_BYTES_MAX`), and each caller has at most one stream whose first message has not arrived (`RpcGuard.first_message`).
 
-Unread responses are bounded for each caller (`ResponseLimits`), since gRPC keeps every response until its caller has room for it. A caller
-that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open.
+The total size of unread responses is bounded for each caller (`ResponseLimits`), since gRPC keeps every response until its caller has room
+for it. If a caller never reads, each of its calls uses memory while the connection is open. The amount is 16 KB (measured) plus the size of
+the response.
 
-A user may send a token with a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
-requires a certificate from every client or from none. Then only the token identifies the caller; an invalid token identifies nobody. Calls
-of operators and admins that change something are logged before they run (`People.record`).
+A user may send a token together with a certificate of the role `bearer`, which has no permissions of its own. The certificate is needed
+because gRPC's server in Python requires one either from all clients or from none. If a token is sent, only the token identifies the caller,
+and an invalid token identifies no caller. Calls of operators and admins that change state are logged before they run (`People.record`).
 
-Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
+Without TLS, the server cannot know roles, so anyone who can reach the port may call every RPC. Sizes are bounded nevertheless.
 """
 
 import asyncio
@@ -39,23 +40,23 @@ from snapline.security.transport import Identity, Security
 from snapline.telemetry.log_lines import LogScope
 
 CALLS_MAX = 4_096
-"""Largest number of concurrent calls of one caller: 64 connections full of calls. All programs that share a certificate are one caller, and each
-waiting program has a call in progress."""
+"""Largest number of concurrent calls of one caller. It equals the calls on 64 fully used connections. All programs that share a certificate
+count as one caller, and each waiting program has a call in progress."""
 
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of a caller's unread responses: four of the largest responses. Beyond this size new requests are refused;
-calls in progress still get their responses, which count too."""
+"""Largest total size in bytes of a caller's unread responses. It equals the size of four responses of the largest size. Beyond this limit,
+new requests are refused. Calls in progress still get their responses, which are counted too."""
 
 
 class ResponseLimits:
-    """Limits of all callers of one server."""
+    """Counts the calls and unread responses of each caller of one server, and enforces the limits."""
 
     def __init__(self) -> None:
         self._calls: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
     def refusal(self, caller: str) -> str:
-        """Return why another call of this caller may not begin; empty if it may."""
+        """Return the reason why this caller must not make another call now, or "" if it may."""
         if self._calls.get(caller, 0) >= CALLS_MAX:
             return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
         if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
@@ -63,7 +64,7 @@ class ResponseLimits:
         return ""
 
     def begun(self, caller: str) -> "CallUnderWay":
-        """Register a call that begins. The caller reports to the result when the call has its answer and when it ends."""
+        """Register a call that begins. The returned object must be notified when the call has a response and when the call ends."""
         self._calls[caller] = self._calls.get(caller, 0) + 1
         return CallUnderWay(self, caller)
 
@@ -75,7 +76,7 @@ class ResponseLimits:
 
 
 class CallUnderWay:
-    """One call under way."""
+    """A call in progress, as counted by ResponseLimits."""
 
     def __init__(self, unread: ResponseLimits, caller: str) -> None:
         self._limits = unread
@@ -84,13 +85,13 @@ class CallUnderWay:
         self._is_over = False
 
     def answered(self, size: int) -> None:
-        """Count the call's response of `size` bytes, which is about to be sent."""
+        """Count the response to the call, which has `size` bytes and is about to be sent."""
         if not self._is_over:
             self._size = size
             self._limits._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
-        """Record that the answer was read or abandoned. A second call has no effect."""
+        """Record that the response was read or abandoned. A second call has no effect."""
         if not self._is_over:
             self._is_over = True
             self._limits._change(self._caller, calls=-1, size=-self._size)
@@ -111,45 +112,46 @@ ROLES = {
     COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead, and what ends them",
     CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
 }
-"""Description of each role. Any other role in a certificate is ignored."""
+"""Role → description. A certificate with any other role identifies no caller."""
 
 REFUSALS_LOGGED_MAX, REFUSAL_S = 256, 60.0
-"""Largest number of callers whose refusals are logged, and time between two log lines of one caller. Unauthorized callers must not fill the log."""
+"""Largest number of recent refusals that are remembered, and shortest time in seconds between two log entries about the same caller and
+RPC. These limits prevent unauthorized callers from filling the log."""
 
 _READING = (VIEWER, OPERATOR, ADMIN)
 _ACTING = (OPERATOR, ADMIN)
 _ALL = tuple(ROLES)
 
 REQUEST_BYTES_MAX = 256 * 1024
-"""Largest request that lists names: 2,000 agents with the longest names."""
+"""Largest size in bytes of a request that lists names. It is enough for 2,000 agents with ids of the maximum length."""
 
 RECORD_BYTES_MAX = 32 * 1024
-"""Largest record of a call that a host logs: the user's certificate chain."""
+"""Largest size in bytes of the record of a call that a host logs. The record contains the user's certificate chain."""
 
 FIRST_BYTES_MAX = 64 * 1024
-"""Largest first message of a stream, which identifies the caller: texts of some hundred bytes."""
+"""Largest size in bytes of the first message of a stream. It identifies the caller, and usually has a few hundred bytes."""
 
 FIRST_S_MAX = 10.0
-"""Longest wait for the request, or the first message, of a call."""
+"""Longest wait in seconds for the request or the first message of a call."""
 
 REFUSED_PAUSE_S = 0.1
-"""Pause after a refused call: gRPC frees the message on another thread after the call has ended."""
+"""Pause in seconds after a refused message. It is needed because gRPC frees the message on a different thread after the call has ended."""
 
 ERROR_KEY = "snapline-error"
-"""Trailing metadata: class name of the error, so that the client can raise the same one."""
+"""Key of the trailing metadata that contains the error's class name, so that the client can raise the same error."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RpcRule(NamedTuple):
-    """One RPC.
+    """The rule for one RPC.
 
     Attributes:
-        roles: roles that may call it.
-        request_bytes_max: largest size of a request; 0: a stream, which its handler bounds.
+        roles: roles that may call the RPC.
+        request_bytes_max: largest size of a request in bytes. 0 means a stream, whose size the handler limits.
         note: text for the documentation.
-        is_self_only: a host or replica may act only for itself; the handler checks this.
-        changes_state: the RPC changes something, so calls of operators and admins are logged.
+        is_self_only: whether a host or replica may act only for itself. The handler checks this.
+        changes_state: whether the RPC changes state, so that calls of operators and admins are logged.
     """
 
     roles: tuple[str, ...]
@@ -203,15 +205,15 @@ RPC_RULES = {
     f"{_HEALTH}/Watch": RpcRule(_ALL, 1024),
     f"{_REFLECTION}/ServerReflectionInfo": RpcRule(_READING, 4096),
 }
-"""Rule of each RPC, by full name. docs/security.md shows the table, and tests check it against a live fleet."""
+"""Full name of each RPC → its rule. docs/security.md shows the table, and tests check it against a running fleet."""
 
 
 class Caller(NamedTuple):
-    """Identity of a caller. The identity is None for a caller outside of this fleet, and without TLS.
+    """A caller of an RPC. `identity` is None if the caller does not belong to this fleet, or if there is no TLS.
 
     Attributes:
-        digest: digest of the token that proves the identity, if any.
-        certificate: PEM chain that proves the identity if no token does. Set only for calls that are logged.
+        digest: digest of the token that proves the identity. Empty if no token was sent.
+        certificate: PEM chain that proves the identity if no token was sent. It is set only for calls that are logged.
     """
 
     identity: Identity | None
@@ -224,35 +226,36 @@ CALLER: ContextVar[Caller] = ContextVar("CALLER")
 
 
 class People(Protocol):
-    """Token lookup, and the audit log of calls."""
+    """Interface that RpcGuard requires for looking up tokens and for writing the audit log of calls."""
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the holder of the token with this digest; None if it is invalid.
+        """Return the identity of the holder of the token with this digest, or None if the token is invalid.
 
         Raises:
-            SnaplineError: the lookup is impossible at the moment.
+            SnaplineError: tokens cannot be looked up at the moment.
         """
         ...
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Log a call permanently.
+        """Write a call to the permanent audit log.
 
         Raises:
-            UsageError: the call was allowed, and its token has been revoked since.
-            SnaplineError: the log cannot be written at the moment.
+            UsageError: the caller's token was valid when the call was authorized, but has been revoked since then.
+            SnaplineError: the audit log is not writable at the moment.
         """
         ...
 
     def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Trailing metadata for a caller that has to ask another replica."""
+        """Return the trailing metadata for a caller that must call a different replica instead."""
         ...
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """Guard that checks every RPC of a server."""
+    """Interceptor that authorizes every RPC to a server, and limits the size of requests and responses."""
 
     def __init__(self, security: Security, people: People | None = None) -> None:
-        """`people`: token lookup and audit log; None: every token is invalid, and no call is logged."""
+        """Create the guard. `people` looks up tokens and writes the audit log. If it is None, every token is invalid, and no call is
+        logged."""
         self._security = security
         self._people = people
         self._refusals_logged: dict[tuple[str, str], float] = {}
@@ -262,7 +265,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Called by gRPC for every call, before anything of it is read."""
+        """Return the handler for a call. gRPC calls this method for every call, before any data of the call is read."""
         rule, handler = RPC_RULES.get(details.method), await continuation(details)
         if handler is None or rule is None:
             return _as_stream(_refuse_unknown, None)
@@ -274,7 +277,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(call.serve_stream)
 
     async def admit(self, context: Context, rule: RpcRule, method: str) -> None:
-        """Authorize the caller; abort the call if it is not allowed."""
+        """Authorize the caller. Abort the call if the caller must not make it."""
         try:
             caller = await self._caller_of(context)
         except SnaplineError as error:
@@ -302,7 +305,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
     def _refusal(self, caller: Caller, rule: RpcRule, method: str) -> str | None:
-        """Return why the caller may not make the call; None if it may. Without TLS every caller may."""
+        """Return the reason why the caller must not make the call, or None if it may. Without TLS, every caller may make every call."""
         if not self._security.is_tls:
             return None
         identity = caller.identity
@@ -326,9 +329,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return True
 
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
-        """Log a person's call that changes something; abort the call if it cannot be logged.
+        """Write a user's call that changes state to the audit log. Abort the call if it cannot be logged.
 
-        Calls of hosts, launchers and clients are not logged: they change something all the time.
+        Calls of hosts, launchers and clients are not logged, because they change state all the time.
         """
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in USER_ROLES:
@@ -343,19 +346,20 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             await self._redirect(context, error)
 
     async def _redirect(self, context: Context, error: SnaplineError) -> None:
-        """Abort a call that cannot be authorized or logged here and now, naming another replica."""
+        """Abort a call that cannot be authorized or logged by this process now. The metadata of the error tells the caller which replica to
+        call instead."""
         assert self._people is not None
         context.set_trailing_metadata(self._people.redirect_metadata())
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
-        """Return the first message of a call; None if none comes in time, or gRPC found it too large.
+        """Return the first message of a call. Return None if no message arrives in time, or if gRPC has rejected it as too large.
 
-        First messages of one certificate are read one at a time. After a refused one the next waits until the memory is
-        free. Without TLS callers cannot be distinguished, and no call waits.
+        The first messages of callers with the same identity are read one at a time. After a message has been refused, the next one is read
+        only when the memory of the refused message is free. Without TLS, callers cannot be distinguished, so no call waits.
 
         Raises:
-            ProtocolError: the message has more bytes than are allowed.
+            ProtocolError: the message is larger than `bytes_max`.
         """
         async with self._place(context) as is_alone:
             data = await read_first(context, limit_s)
@@ -369,11 +373,11 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return None
 
     def identity(self, context: Context) -> Identity | None:
-        """Return the identity of the caller, by token or certificate; None without TLS."""
+        """Return the caller's identity, which its token or certificate proves. Return None if it has none, or if there is no TLS."""
         return CALLER.get(Caller(self._security.identity(context))).identity
 
     async def begin(self, context: Context) -> CallUnderWay:
-        """Count a call that begins; abort it if its caller has too many in progress."""
+        """Count a call that begins. Abort the call if its caller has too many calls in progress or too many unread responses."""
         identity = self.identity(context)
         caller = f"{identity.role}/{identity.name}" if identity is not None else ""
         refusal = self._limits.refusal(caller)
@@ -381,7 +385,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         call = self._limits.begun(caller)
         context.add_done_callback(call.over)  # type: ignore[arg-type]  # any function will do; the stubs want a class of theirs
-        if context.done():  # the caller has disconnected: gRPC will not invoke the callback
+        if context.done():  # the caller has disconnected, so gRPC will not invoke the callback
             call.over()
         return call
 
@@ -406,7 +410,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One call behind the guard. Requests stay bytes until their size has been checked."""
+    """Serves one call to a handler. Requests remain bytes until their size has been checked."""
 
     def __init__(self, guard: RpcGuard, rule: RpcRule, method: str, handler: Any) -> None:
         self._guard = guard
@@ -415,13 +419,13 @@ class _Call:
         self._handler = handler
 
     async def serve_stream(self, requests: Any, context: Context) -> Any:
-        """Serve a bidirectional stream of bytes, which its handler reads and bounds."""
+        """Serve a stream of bytes whose requests the handler itself reads and limits."""
         await self._check(context)
         await self._guard.begin(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 
     async def answer(self, requests: Any, context: Context) -> Any:
-        """Serve a call with one request. Log lines meanwhile carry the subject's id. Streams have none: they concern many subjects."""
+        """Serve a call with one request. If it has one response, log lines written meanwhile contain a random id of the request."""
         if self._handler.response_streaming:
             return await self._answer(requests, context)
         scope = LogScope(request=secrets.token_hex(4), call=self._method.rpartition("/")[2])
@@ -452,14 +456,15 @@ class _Call:
             raise
 
     async def _tell_failure(self, context: Context) -> None:
-        """Log the failure of an allowed call, unless another replica must be asked, which logs it itself."""
-        code: Any = context.code()  # a number, but the stubs say otherwise
+        """Write the failure of an allowed call to the audit log. Do nothing if the caller must call a different replica, since that replica
+        logs the call."""
+        code: Any = context.code()  # a number, although the type stubs say otherwise
         if code not in (grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.UNAVAILABLE) and context.details():
             with contextlib.suppress(SnaplineError, grpc.aio.AbortError, grpc.aio.UsageError):
                 await self._guard.record(context, self._method, str(context.details()), FAILED)
 
     async def stream(self, requests: Any, context: Context) -> None:
-        """Serve a stream of small requests, as the reflection service has."""
+        """Serve a stream of small requests, such as that of the reflection service."""
         await self._check(context)
         await self._guard.begin(context)
 
@@ -486,7 +491,7 @@ class _Call:
         return await self._parsed(data, context)
 
     async def _parsed(self, data: bytes, context: Context) -> Any:
-        if len(data) > self._rule.request_bytes_max:  # one of a stream of small requests
+        if len(data) > self._rule.request_bytes_max:  # possible only for requests of a stream
             size = f"a request of {len(data)} bytes; {self._rule.request_bytes_max} are allowed"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
         try:
@@ -496,8 +501,8 @@ class _Call:
 
 
 async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | None:
-    """Return the first message of a call; None if the stream ends before it, or it does not come in time."""
-    # No `wait_for`: its timeout would cancel the call without a reason for the caller.
+    """Return the first message of a call. Return None if the stream ends without a message, or if no message arrives in time."""
+    # `wait_for` cannot be used, because its timeout would cancel the call without giving the caller a reason.
     reading = asyncio.ensure_future(context.read())
     try:
         await asyncio.wait({reading}, timeout=limit_s)
@@ -509,13 +514,13 @@ async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | 
 
 
 async def refuse(context: Context, reason: str, what: str = "certificate") -> None:
-    """End a call whose caller may not make it."""
+    """Abort a call that the caller must not make."""
     context.set_trailing_metadata(((ERROR_KEY, UsageError.__name__),))
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this {what} may not do that: {reason}")
 
 
 def about(request: Any) -> str:
-    """Return a request's names and numbers as text, without binary fields."""
+    """Return a request's fields as text, without binary fields."""
     return ", ".join(f"{field.name} {value}" for field, value in request.ListFields() if not isinstance(value, bytes))
 
 
@@ -524,7 +529,7 @@ async def _refuse_unknown(_requests: Any, context: Context) -> None:
 
 
 def _as_stream(serve: Callable[[Any, Context], Awaitable[Any]], handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Return a handler that gets bytes, and only when it asks for them."""
+    """Return a streaming handler that receives raw bytes, and only when it reads them."""
     serialize = None if handler is None else handler.response_serializer
     if handler is not None and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(serve, None, serialize)

@@ -1,9 +1,9 @@
-"""Bearer tokens: credentials of a user, instead of a certificate. No I/O.
+"""Bearer tokens, which users can use instead of a certificate of their own. This module does no I/O.
 
-A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
-random tokens do not. A stolen digest does not reveal the token.
+A token contains 256 random bits. The fleet stores only its SHA-256 digest, and a stolen digest does not reveal the token. Unlike passwords,
+which people choose and which can be guessed, random tokens need neither a salt nor a slow hash.
 
-On the wire a token is gRPC metadata, `authorization: Bearer …`, and only inside TLS: gRPC refuses to send it otherwise.
+On the wire, a token is sent as gRPC metadata, `authorization: Bearer …`. It is sent only over TLS, since gRPC refuses to send it without.
 """
 
 import hashlib
@@ -14,37 +14,38 @@ USER_ROLES = ("viewer", "operator", "admin")
 """Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
-"""Outcomes of a call: allowed; refused; allowed but failed."""
+"""Outcomes of a call in the audit log. "failed" means that the call was allowed but failed."""
 
 SUBJECT_CHARACTERS_MAX = 300
-"""Largest length of a call's subject in the audit log; longer texts are cut."""
+"""Largest length of the description of a call's subject in the audit log, in characters. Longer texts are truncated."""
 
 TOKEN_BYTES = 32
 
 PREFIX = "snapline_"
-"""Prefix by which people and secret scanners recognise a token."""
+"""Prefix by which people and secret scanners can recognize a token."""
 
 METADATA_KEY, SCHEME = "authorization", "Bearer "
 
 TOKEN_CHARACTERS_MAX = 200
-"""Largest length of a token; longer ones are invalid, and are not hashed."""
+"""Largest length of the metadata value that contains a token, in characters. A longer value is invalid, and is not hashed."""
 
 INVALID_TOKEN_DIGEST = b"-"
-"""Digest of a credential that cannot be a token. No real digest is this short."""
+"""Digest used for a credential that cannot be a token. No real digest is this short."""
 
 
 def new_token() -> str:
-    """Return a new, unique token."""
+    """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest_of(token: str) -> bytes:
-    """Return the digest that the fleet keeps of a token."""
+    """Return the digest of a token, which is all that the fleet stores of it."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """Return the digest of the token that a call carries; None if it carries none. Several tokens, or a foreign one, are invalid."""
+    """Return the digest of the token in a call's metadata, or None if there is no token. If there are several tokens, or if the value
+    cannot be a token, return INVALID_TOKEN_DIGEST."""
     values = [value for key, value in metadata if key == METADATA_KEY]
     if not values:
         return None
@@ -60,5 +61,5 @@ def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None
 
 
 def clipped(text: str) -> str:
-    """Clip the subject of a call for the audit log."""
+    """Truncate the description of a call's subject for the audit log."""
     return text if len(text) <= SUBJECT_CHARACTERS_MAX else text[: SUBJECT_CHARACTERS_MAX - 1] + "…"

@@ -1,21 +1,22 @@
-"""Secure the transport: plaintext on loopback, mutual TLS, or plaintext at the user's request. Failed connections are diagnosed.
+"""Transport security: plaintext on the loopback interface, mutual TLS, or plaintext at the user's request. This module also diagnoses
+failed connections.
 
-With mutual TLS every process has a certificate from one authority. The certificate names the process in two forms. A server reads the
-SPIFFE URI `spiffe://DOMAIN/host/h3` and compares it with the client's claimed identity. A client requires the DNS name
-`h3.host.DOMAIN` of the server, since the aio client cannot see the server's certificate. `rpc_authorization.py` has the roles and
-their rights; `certificates.py` makes certificates. DOMAIN belongs to one fleet: certificates of another domain are invalid, even
-if the same authority signed them.
+With mutual TLS, every process has a certificate that is signed by one authority. The certificate identifies the process in two forms. A
+server reads the SPIFFE URI `spiffe://DOMAIN/host/h3` in the client's certificate and compares it with the identity that the client claims.
+A client requires that the server's certificate contains the DNS name `h3.host.DOMAIN`, since the aio client cannot see the server's
+certificate. `rpc_authorization.py` defines the roles and their permissions, and `certificates.py` creates certificates. DOMAIN belongs to
+one fleet. Certificates of a different domain are invalid, even if the same authority has signed them.
 
-Rotation. `reload()` reads the files again. A server presents the new certificate to new connections at once; its old streams
-continue. A client presents it with its next channel, so links are reopened when `generation` has changed. To change the
-authority, put both authorities into the file, replace the certificates, then remove the old authority.
+Rotation. `reload()` reads the files again. A server immediately presents the new certificate to new connections, while its existing streams
+continue. A client presents the new certificate with its next channel, so links are reopened when `generation` has changed. To change the
+authority, put both authorities into the file, then replace the certificates, and finally remove the old authority.
 
-G9 relies on host generations and incarnations, not on certificates, which identify the host but not its run.
+G9 relies on host generations and incarnations. Certificates are not sufficient for it, since they identify the host but not its run.
 
-Diagnosis. gRPC reports only that the peer could not be reached. If a server rejects our certificate under TLS 1.3, the handshake succeeds on
-our side and the server then closes the connection: gRPC reports that like a server crash. So a process that could not connect makes a TLS
-handshake of its own with the same files. The result shows which side rejected the other. It does not depend on the wording of gRPC's errors, and
-neither a closed port nor a proxy without a server counts as a rejection.
+Diagnosis. gRPC reports only that the peer could not be reached. If a server rejects our certificate under TLS 1.3, the handshake succeeds
+on our side, and the server then closes the connection, which gRPC reports like a server crash. So a process that could not connect performs
+a separate TLS handshake with the same files. The result shows which side has rejected the other. It does not depend on the wording of
+gRPC's errors. Neither a closed port nor a proxy without a server counts as a rejection.
 """
 
 import asyncio
@@ -43,21 +44,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("snapline.channels")
 
 DEFAULT_DOMAIN = "snapline"
-"""SPIFFE trust domain, if the user names none."""
+"""Default SPIFFE trust domain."""
 
 RELOAD_S = 5.0
-"""Time between checks of the certificate files: new connections soon use a renewed certificate."""
+"""Time in seconds between two checks of the certificate files. It is short, so that new connections soon use a renewed certificate."""
 
 LINK_AGE_S_MAX = 3600.0
-"""Links are reopened after this time, so that an expired or withdrawn certificate is rejected within the hour."""
+"""Time in seconds after which a link is reopened, so that an expired or revoked certificate is rejected within an hour."""
 
 
 RENEW_S, RENEW_SHARE = 7 * 86_400.0, 0.2
-"""Remaining validity below which a certificate should be renewed: this time, or this share of the validity if that is less."""
+"""Remaining validity below which a certificate is due for renewal: this time in seconds, or this share of the total validity, whichever is
+less."""
 
 
 class Identity(NamedTuple):
-    """Identity of a certificate's owner, such as `("host", "h3")`."""
+    """Role and name of a certificate's owner, such as `("host", "h3")`."""
 
     role: str
     name: str
@@ -82,20 +84,21 @@ class _Pems(NamedTuple):
 
 
 def spiffe_uri(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
-    """The URI a certificate must carry, for example `spiffe://snapline/host/h3`."""
+    """Return the URI that a certificate must contain, for example `spiffe://snapline/host/h3`."""
     return f"spiffe://{domain}/{role}/{name}"
 
 
 def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
-    """The DNS name a server's certificate must carry, for example `h3.host.snapline`."""
+    """Return the DNS name that a server's certificate must contain, for example `h3.host.snapline`."""
     return f"{name}.{role}.{domain}"
 
 
 class Security:
-    """Transport security of this process: listening, dialling and identifying peers. Constructors: `loopback`, `tls` and `insecure`.
+    """Transport security of this process, which applies to listening, dialling and identifying peers. The constructors are `loopback`,
+    `tls` and `insecure`.
 
     Attributes:
-        generation: increases whenever `reload` finds different certificates.
+        generation: number that increases whenever `reload` finds changed certificates.
     """
 
     def __init__(
@@ -108,20 +111,21 @@ class Security:
         self._configuration: grpc.ServerCertificateConfiguration | None = None
         self._context: tuple[int, ssl.SSLContext] | None = None
         self._valid_s: tuple[float, float] = (0.0, math.inf)
-        """Validity of our certificate: first and last second, since 1970."""
+        """First and last second in which our certificate is valid, in seconds since 1970."""
         self._warned = (0, False)
-        """Generation of the certificate whose renewal was last advised, and whether it had expired by then."""
+        """Generation of the certificate about which the last expiry warning was logged, and whether the certificate had already expired."""
         self.domain = domain
         self.generation = 0
 
     @classmethod
     def loopback(cls) -> "Security":
-        """Plaintext, and only between processes of this machine."""
+        """Allow plaintext, but only between processes on this machine."""
         return cls(_Mode.LOOPBACK)
 
     @classmethod
     def insecure(cls) -> "Security":
-        """Allow plaintext everywhere: anyone who reaches a port may take part. Only with the user's `--insecure`."""
+        """Allow plaintext to all machines. Anyone who can reach a port may then take part in the fleet. This is used only if the user
+        passes `--insecure`."""
         return cls(_Mode.INSECURE)
 
     @classmethod
@@ -134,7 +138,7 @@ class Security:
         domain: str = DEFAULT_DOMAIN,
         token: str = "",
     ) -> "Security":
-        """Use mutual TLS with PEM files, which are read at the first use and by `reload`. `token`: sent with every call."""
+        """Use mutual TLS with PEM files, which are read when they are first needed and by `reload`. `token` is sent with every call."""
         files = _Files(Path(authority), Path(certificate), Path(key))
         return cls(_Mode.TLS, files=files, domain=domain, token=token)
 
@@ -144,10 +148,10 @@ class Security:
         return self._mode is _Mode.TLS
 
     def check_listen_address(self, address: str) -> None:
-        """Refuse to listen in plaintext where other machines can connect.
+        """Raise UsageError if listening at this address would expose plaintext to other machines.
 
         Raises:
-            UsageError: the address is not loopback, there are no certificates, and `--insecure` was not given.
+            UsageError: the address is not a loopback address, there are no certificates, and `--insecure` was not given.
         """
         if self._mode is _Mode.LOOPBACK and not is_loopback(address):
             raise UsageError(
@@ -161,7 +165,7 @@ class Security:
         return self._mode is not _Mode.LOOPBACK or is_loopback(address)
 
     def check_dial_address(self, address: str) -> None:
-        """Refuse to send in plaintext to another machine; see `check_listen_address`."""
+        """Raise UsageError if dialling this address would send plaintext to another machine, unless `--insecure` was given."""
         if not self.may_dial(address):
             raise UsageError(
                 f"dialling {address} without certificates would send everything in plaintext: "
@@ -169,13 +173,13 @@ class Security:
             )
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind a server; returns the port.
+        """Add a listening address to a server. Return the port.
 
         Raises:
-            UsageError: see `check_listen_address`.
+            UsageError: the address must not be used in plaintext (see `check_listen_address`).
             AddressError: the address does not belong to this machine.
-            AddressBusyError: the port is in use, or the name unknown.
-            ExternalFailureError: the certificates cannot be read.
+            AddressBusyError: the port is in use, or the host name is unknown.
+            ExternalFailureError: the certificates are unreadable.
         """
         self.check_listen_address(address)
         if self._mode is _Mode.INSECURE and not is_loopback(address):
@@ -194,9 +198,9 @@ class Security:
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:
-        """Open a channel whose server must prove to be `name` of `role`; it presents the newest certificate.
+        """Open a channel to a server that must prove that it is `name` with the role `role`. The channel presents our newest certificate.
 
-        `name=None`: the address names the server, and the server's certificate must carry that name.
+        If `name` is None, the server's certificate must contain the host name in the address instead.
         """
         self.check_dial_address(address)
         if not self.is_tls:
@@ -205,7 +209,7 @@ class Security:
         return grpc.aio.secure_channel(address, self._client_credentials(), options=client_options(expected))
 
     def open_blocking_channel(self, address: str, *, role: str, name: str) -> grpc.Channel:
-        """Open a channel like `open_channel`, for a thread that has no event loop."""
+        """Same as `open_channel`, but for threads that have no event loop."""
         self.check_dial_address(address)
         if not self.is_tls:
             return grpc.insecure_channel(address, options=client_options())
@@ -220,31 +224,34 @@ class Security:
         return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._token))
 
     def client_context(self) -> "ssl.SSLContext":
-        """Return a context of Python's `ssl` with the same trust. Raises OSError if the files cannot be read or do not belong together."""
+        """Return a context for Python's `ssl` that uses the same certificates. Raises OSError if the files are unreadable or do not belong
+        together."""
         import ssl
 
         assert self._files is not None, "only with TLS"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # gRPC takes any certificate of the file as a root
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # gRPC accepts any certificate in the file as a root
         context.load_verify_locations(self._files.authority)
         context.load_cert_chain(self._files.certificate, self._files.key)
         context.set_alpn_protocols(["h2"])
         return context
 
     def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-        """Return the caller's identity from its certificate; None without TLS, or if the certificate has no identity of this domain."""
+        """Return the identity in the caller's certificate. Return None if there is no TLS, or if the certificate contains no identity of
+        this domain."""
         if not self.is_tls:
             return None
         names = context.auth_context().get("x509_subject_alternative_name", ())
         return self.identity_in([name.decode(errors="replace") for name in names])
 
     def certificate_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        """Return the certificate chain that a caller has shown, as PEM."""
+        """Return the certificate chain that a caller has presented, in PEM format."""
         auth_context = context.auth_context()
         return next(iter(auth_context.get("x509_pem_cert_chain") or auth_context.get("x509_pem_cert") or ()), b"")
 
     def identity_in(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity in a certificate with these names; None if no name belongs to this domain."""
+        """Return the identity in a certificate that contains these names. Return None unless exactly one name is a valid identity of this
+        domain."""
         prefix = f"spiffe://{self.domain}/"
         identities = [name[len(prefix) :] for name in names if name.startswith(prefix)]
         if len(identities) != 1 or identities[0].count("/") != 1:
@@ -253,12 +260,12 @@ class Security:
         return Identity(role, name)
 
     def http_context(self) -> "ssl.SSLContext":
-        """Return a TLS context for an HTTP server, with the newest certificate; clients must show theirs.
+        """Return a TLS context for an HTTP server, with our newest certificate. Clients must present a certificate.
 
-        Call it for each connection: certificates are renewed.
+        Call this method for each connection, because certificates may have been renewed.
 
         Raises:
-            ExternalFailureError: the certificates cannot be read.
+            ExternalFailureError: the certificates are unreadable.
         """
         import ssl
 
@@ -277,7 +284,8 @@ class Security:
         return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
-        """Return why the caller may not act as `name` of `role`; None if the caller may. Without TLS every caller may."""
+        """Return the reason why the caller must not act as `name` with the role `role`, or None if it may. Without TLS, every caller
+        may."""
         if not self.is_tls:
             return None
         identity = self.identity(context)
@@ -287,10 +295,10 @@ class Security:
         return f"the certificate {says}, the caller says {role} {name}"
 
     def reload(self) -> bool:
-        """Read the certificates again if their files have changed; return whether they have.
+        """Read the certificate files again. If they have changed, use the new certificates. Return whether they have changed.
 
-        Files that cannot be read, or do not belong together, are logged, and the old ones stay in use: rotation is not
-        atomic, and the next call may find all three.
+        If the files are unreadable or do not belong together, a warning is logged, and the old certificates remain in use. Replacing three
+        files is not atomic, so the next call may find all of them replaced.
         """
         if not self.is_tls or self._pems is None:
             return False
@@ -306,17 +314,18 @@ class Security:
         return True
 
     def authority(self) -> bytes:
-        """Return the certificates of the trusted authorities, as PEM."""
+        """Return the certificates of the trusted authorities in PEM format."""
         return self._load().authority
 
     def certificate_left_ns(self) -> int | None:
-        """Return the remaining validity of our certificate if it should be renewed; 0 or less: it has expired."""
+        """Return how long our certificate remains valid, in nanoseconds, if it is due for renewal, otherwise None. A value of 0 or less
+        means that it has expired."""
         begun_s, ends_s = self._valid_s
         left_s = ends_s - time.time()
         return round(left_s * 1e9) if left_s < min(RENEW_S, RENEW_SHARE * (ends_s - begun_s)) else None
 
     def _warn_of_expiry(self) -> None:
-        """Warn once when the certificate should be renewed, and once when it has expired."""
+        """Log a warning once when the certificate is due for renewal, and once when it has expired."""
         left_ns = self.certificate_left_ns()
         if left_ns is None or self._warned >= (self.generation, left_ns <= 0):
             return
@@ -363,7 +372,7 @@ class Security:
         served: grpc.ServerCertificateConfiguration = self._configuration
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            # gRPC runs this on its own thread at every handshake: return the cached files, or None for "unchanged".
+            # gRPC calls this on its own thread at every handshake. Return the cached files, or None if they are unchanged.
             nonlocal served
             if self._configuration is served:
                 return None
@@ -379,9 +388,10 @@ class Security:
 
 
 def _check(files: _Files, pems: _Pems) -> None:
-    """Check that certificate and key belong together: else every handshake fails without a reason, and gRPC aborts the process over an empty key.
+    """Check that certificate and key belong together, and that the authority's file is valid. Otherwise every handshake would fail without
+    a reason, and an empty key would make gRPC abort the process.
 
-    Checks the bytes that were read, not the files, which another process may be writing.
+    The check uses the bytes that were read instead of the files, because another process may be writing the files.
     """
     import ssl
 
@@ -401,9 +411,9 @@ def _check(files: _Files, pems: _Pems) -> None:
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:
-    """Return a certificate's validity, in seconds since 1970.
+    """Return the start and the end of a certificate's validity, in seconds since 1970.
 
-    `ssl` offers that only for peers' certificates, so this uses its internals.
+    Python's `ssl` provides this only for peers' certificates, so this function uses an internal function of `ssl`.
     """
     import ssl
 
@@ -415,7 +425,7 @@ def _validity(certificate: bytes) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Yield a path for OpenSSL, which accepts only paths. The content stays in memory, never on disk."""
+    """Yield a path to the content for OpenSSL, which accepts only paths. The content stays in memory and is never written to disk."""
     with open(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()
@@ -423,7 +433,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `host:port`, `[::1]:port` or `unix:path` can only be reached from this machine."""
+    """Return whether an address of the form `host:port`, `[::1]:port` or `unix:path` can be reached only from this machine."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -436,21 +446,23 @@ def is_loopback(address: str) -> bool:
 
 
 TRUST_WAIT_S = 2 * RELOAD_S
-"""Time after which distrust is final. A rotation reaches every process in half of this time, so a peer that was never trusted
-for this long belongs to another authority."""
+"""Time in seconds after which distrust is final. A rotation reaches every process in half of this time. So if a peer has never been trusted
+for this long, its certificate was signed by a different authority."""
 
 PROBE_S = 5.0
-"""Time limit of a handshake, which usually takes milliseconds. A slower peer is considered busy, not distrusted."""
+"""Time limit in seconds for a handshake, which usually takes milliseconds. If a peer is slower, this is taken as a sign that it is busy,
+not that there is distrust."""
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""Connection preface and empty SETTINGS frame (RFC 9113, 3.4): a plaintext gRPC server answers with a SETTINGS frame of its own."""
+"""Connection preface and empty SETTINGS frame (RFC 9113, 3.4). A plaintext gRPC server answers with its own SETTINGS frame."""
 
 HANDSHAKES = 2
-"""Number of handshakes that must have the same result: a single closed connection could be a server crash."""
+"""Number of handshakes that must all end in a rejection. A single closed connection could be a server crash."""
 
 
 class DistrustTracker:
-    """Tracks since when each address is distrusted, and whether the distrust is final. The class does no I/O."""
+    """Tracks how long there has been distrust between this process and the peer at each address, and whether it is final. The class does no
+    I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
@@ -459,12 +471,12 @@ class DistrustTracker:
 
     @property
     def is_distrust_final(self) -> bool:
-        """Return whether distrust is final: each address was tried, and no peer has ever answered."""
+        """Return whether distrust can be final, because each address has been tried and no peer has ever answered."""
         return not self._is_proved and not self._untried
 
     @property
     def is_proved(self) -> bool:
-        """Return whether a peer has ever answered: then the certificates were valid, and distrust is never final."""
+        """Return whether a peer has ever answered. If so, the certificates were valid, and distrust is never final."""
         return self._is_proved
 
     def answered(self) -> None:
@@ -472,7 +484,8 @@ class DistrustTracker:
         self._is_proved = True
 
     def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
-        """Record a failed attempt; return whether all addresses have been distrusted for long enough."""
+        """Record a failed attempt. Return whether there has been distrust at all addresses for `TRUST_WAIT_S`, and no peer has ever
+        answered."""
         self._untried.discard(address)
         if address in self._since_s:
             since_s = self._since_s[address]
@@ -483,7 +496,7 @@ class DistrustTracker:
 
 
 async def distrust_reason(security: Security, address: str, *, role: str, name: str) -> str | None:
-    """Return a message about the certificate problem; None if certificates are not the cause, or no peer answers."""
+    """Return a message that explains the certificate problem, or None if certificates are not the cause or no peer answers."""
     if not security.is_tls:
         return None
     try:
@@ -491,13 +504,13 @@ async def distrust_reason(security: Security, address: str, *, role: str, name: 
             for _ in range(HANDSHAKES):
                 if (reason := await _refusal(security, address, role, name)) is None:
                     return None
-    except (OSError, ValueError):  # no peer answers in time, or the address has no port
+    except (OSError, ValueError):  # no peer answered in time, or the address has no port
         return None
     return reason
 
 
 async def transport_mismatch(security: Security, address: str) -> str | None:
-    """Return a message, with the remedy, that one side uses TLS and the other plaintext; None if that is not the cause."""
+    """If one side uses TLS and the other plaintext, return a message that says so and suggests a remedy. Otherwise return None."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls
     try:
@@ -526,7 +539,7 @@ async def _speaks_plaintext(host: str, port: int) -> bool:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether a handshake succeeds, or ends with a TLS alert. It authenticates neither side and sends no data."""
+    """Return whether a TLS handshake succeeds or ends with a TLS alert. The handshake authenticates neither side, and no data is sent."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -541,14 +554,15 @@ async def _speaks_tls(host: str, port: int) -> bool:
 
 
 def trust_advice(why: str) -> str:
-    """Return the advice for a certificate problem."""
+    """Return the advice to users for this certificate problem."""
     if "expired" in why:
         return "renew that certificate: `snapline auth renew DIR` does it for those that `snapline auth init` has made"
     return "have one authority sign both certificates, and give its certificate to both as --tls-ca"
 
 
 async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
-    """Make one handshake, up to the first byte that a server sends to a trusted client; return the reason of a rejection, or None."""
+    """Perform one handshake, and wait for the first byte that a server sends to a trusted client. Return the reason if one side rejects the
+    other, otherwise None."""
     import ssl
 
     host, _, port = address.rpartition(":")
@@ -572,7 +586,7 @@ async def _refusal(security: Security, address: str, role: str, name: str) -> st
 
 
 def _alert(error: OSError) -> str | None:
-    """Return the alert that the peer sent; None for other errors, which do not concern certificates."""
+    """Return a message with the TLS alert that the peer has sent, or None if the error does not concern certificates."""
     reason = str(getattr(error, "reason", ""))
     about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
     return f"it does not trust ours: {reason.lower().replace('_', ' ')}" if "ALERT" in reason and about else None

@@ -1,7 +1,7 @@
-"""Run unchanged agents of AutoGen core as agents of a fleet (docs/autogen.md).
+"""Runs unchanged agents of AutoGen core as agents of a fleet (docs/autogen.md).
 
-A fleet's module imports `AutogenAgent` in snapline's Python environment. AutoGen runs in a separate Python environment, where only
-`inside/` and `pipe_protocol.py` are imported. A program in AutoGen's environment imports `SnaplineRuntime`.
+The module that defines a fleet imports `AutogenAgent` in snapline's Python environment. AutoGen runs in a separate Python environment, in
+which only `inside/` and `pipe_protocol.py` can be imported. A program in AutoGen's environment imports `SnaplineRuntime`.
 """
 
 from importlib import import_module
@@ -36,7 +36,7 @@ _LATER = {
     "agent_name": "pipe_protocol",
     "autogen_id": "pipe_protocol",
 }
-"""Name → module, imported on demand: AutoGen's environment does not contain snapline's dependencies."""
+"""Name → module that defines it. Modules are imported on demand, because AutoGen's environment does not contain snapline's dependencies."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,15 +1,15 @@
-"""Run an unchanged agent of AutoGen core as an agent of a fleet (`AutogenAgent`).
+"""Runs an unchanged agent of AutoGen core as an agent of a fleet (`AutogenAgent`).
 
-The problem: AutoGen's runtime saves its agents one after the other while messages are in transit, and saves no messages. So the saved state
-is not consistent.
+The problem: AutoGen's runtime saves its agents one after another while messages are in transit, and does not save messages. So the saved
+states are not consistent.
 
-So AutoGen's agents become snapline agents, and the host owns their state and messages. AutoGen itself runs in a separate process, since it
-needs an incompatible version of protobuf. That process gets a state and a message, runs the agent's own handler, and returns the messages
-sent, the answer and the new state (`worker.py`).
+The solution: AutoGen's agents become snapline agents, and the host owns their states and messages. AutoGen itself runs in a separate
+process, since it needs an incompatible version of protobuf. That process receives a state and a message, runs the agent's own handler, and
+returns the messages that the handler has sent, its answer and the new state (`worker.py`).
 
-The turn is durable. Each step of the turn is the work of the process from one wait to the next. A handler that awaits no reply is one step,
-so its messages and its state are atomic, as in a plain turn. If a handler awaits replies, the turn's journal contains the replies received,
-and after a failure the handler is rerun with these replies.
+The turn that handles a message is durable. In each step of the turn, the process runs the handler from one wait to the next. A handler that
+awaits no replies runs in one step, so its messages and its state change are atomic, as in an ordinary turn. If a handler awaits replies,
+the turn's journal contains the received replies. After a failure, the handler is rerun with these replies.
 """
 
 import base64
@@ -39,29 +39,30 @@ from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError
 
 AGENT_CREATOR = "autogen"
-"""Id of the agent that creates the agents that the fleet does not name, when their first message arrives."""
+"""Id of the agent that creates all agents that are not in the fleet's definition. It creates an agent when the first message to that agent
+arrives."""
 
 PROGRAM = "@program"
-"""Value used instead of a turn's name if the program itself, in which the handler runs, receives the answer."""
+"""Value used in place of a turn's name if the answer goes to the program itself, in whose process the handler runs."""
 
 CHECK_PERIOD_S, CHECK_PERIOD_S_MAX = 1.0, 60.0
-"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own, and the largest
-such time. The time is doubled after each check."""
+"""Initial and longest time in seconds for which a turn waits for a reply before it checks whether its handler has continued without the
+reply, for example after a timeout. The time is doubled after each check."""
 
 
 log = logging.getLogger(__name__)
 
 
 class AutogenHandlerError(SnaplineError):
-    """An AutoGen handler has raised an error, and no caller waits for its reply. The message becomes a dead letter."""
+    """An AutoGen handler has raised an error, and no caller waits for the handler's answer. The message becomes a dead letter."""
 
 
 class AutogenState(msgspec.Struct):
-    """State of an AutoGen agent.
+    """The state of an AutoGen agent.
 
     Attributes:
-        kept: result of `save_state`, or the agent's attributes; None if the agent is as its factory creates it.
-        made: AutoGen ids of the created agents; used only by the agent `AGENT_CREATOR`.
+        kept: result of the agent's `save_state`, or its attributes. None if the agent is still as its factory creates it.
+        made: AutoGen ids of the agents that this agent has created. Only the agent `AGENT_CREATOR` uses it.
     """
 
     kept: KeptValue | None = None
@@ -69,7 +70,7 @@ class AutogenState(msgspec.Struct):
 
 
 class AutogenAgent(Agent):
-    """Base class of AutoGen agents. A subclass names the program that registers the agents, and the agents that exist from the beginning:
+    """Base class of AutoGen agents. A subclass specifies the program that registers the agents, and the agents that exist from the start:
 
         class Tellers(AutogenAgent):
             program = "my_agents:register"
@@ -78,14 +79,15 @@ class AutogenAgent(Agent):
         fleet = snapline.Fleet("bank", agents=Tellers.agents())
 
     Attributes:
-        program: `module:function` in AutoGen's environment; the function takes an AgentRuntime.
-        ids: AutoGen ids. Further agents are created on the host of agent `autogen` at their first message; their messages pass through that agent.
+        program: `module:function` in AutoGen's environment. The function takes an AgentRuntime.
+        ids: AutoGen ids of the agents that exist from the start. Any other agent is created on the host of the agent `autogen` when its
+            first message arrives. Messages to such agents pass through the agent `autogen`.
     """
 
     program: ClassVar[str] = ""
     ids: ClassVar[tuple[str, ...]] = ()
     on_error: ClassVar[OnError | None] = "undo"
-    retries: ClassVar[Any] = 0  # a segment that has ended must not run again
+    retries: ClassVar[Any] = 0  # a segment that has ended must not be rerun
     state: AutogenState
 
     def __init__(self, state: AutogenState | None = None) -> None:
@@ -93,7 +95,7 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """Return the agents to pass to a `Fleet`: those in `ids`, and the agent that creates other agents.
+        """Return the agents to pass to a `Fleet`. These are the agents in `ids`, and the agent that creates all others.
 
         Raises:
             FleetDefinitionError: one of `ids` is not a valid AutoGen id.
@@ -105,7 +107,7 @@ class AutogenAgent(Agent):
 
     @handler(durable=True)
     async def on_autogen_message(self, message: AutogenMessage, ctx: Context) -> None:
-        """Run the agent's own handler once."""
+        """Run the agent's own handler for one message, and send the handler's messages and its answer."""
         turn = str(ctx.uuid())
         begin = self._begin(message, ctx, turn)
         replies: list[ReceivedReply] = []
@@ -130,11 +132,11 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_autogen_answer(self, message: AutogenAnswer, ctx: Context) -> None:
-        """Ignore a reply for which no turn waits any more."""
+        """Ignore a reply for which no turn waits anymore."""
 
     @handler
     async def on_forwarded(self, message: ForwardedMessage, ctx: Context) -> None:
-        """Pass on a message, creating its receiver if necessary."""
+        """Forward a message to its receiver, which is created first if necessary."""
         self._make(ctx, message.to)
         ctx.send(agent_name(message.to), message.message)
         if ctx.may_reply:
@@ -142,14 +144,14 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_wanted(self, message: AgentWanted, ctx: Context) -> None:
-        """Create an agent, and reply when it is created."""
+        """Create an agent if it does not exist, then reply."""
         self._make(ctx, message.agent)
         if ctx.may_reply:
             ctx.reply(message)
 
     @handler
     async def on_state_given(self, message: StateGiven, ctx: Context) -> None:
-        """Accept a state that a program has changed outside the agent's turns."""
+        """Accept a state that a program has changed outside of the agent's turns, unless the agent's state has changed meanwhile."""
         if self.state.kept == message.before:
             self.state.kept = message.state
         if ctx.may_reply:
@@ -193,7 +195,8 @@ class AutogenAgent(Agent):
 
 
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply | None:
-    """Return the next reply for this turn; None if it is time to check whether the handler has continued without the reply."""
+    """Return the next reply for this turn. Return None after `wait_s`, when the caller must check whether the handler has continued without
+    a reply."""
     while True:
         try:
             answer = await ctx.receive(AutogenAnswer, timeout_s=wait_s)
@@ -204,9 +207,9 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply |
 
 
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
-    """Return the segment of a failed turn, which leaves the agent unchanged.
+    """Return the segment that ends a failed turn and leaves the agent unchanged.
 
-    A waiting caller gets the error; without one the message is dead-lettered.
+    If a caller waits for the answer, it gets the error. Otherwise the error is raised, so that the message is dead-lettered.
     """
     if not is_heard:
         raise error
@@ -230,5 +233,5 @@ def _answer(ctx: Context, message: AutogenMessage, segment: TurnSegment) -> None
 
 
 def fleet() -> snapline.Fleet:
-    """Return a fleet whose agents are created at their first message."""
+    """Return a fleet in which each agent is created when its first message arrives."""
     return snapline.Fleet("program", agents=AutogenAgent.agents(), triggers=[snapline.Every(seconds=1)])

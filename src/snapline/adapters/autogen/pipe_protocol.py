@@ -1,12 +1,12 @@
-"""Encode frames and ids for the pipe between a host and AutoGen's process.
+"""Encodes frames and ids for the pipe between a host and AutoGen's process.
 
 Both sides import this module, so it uses only the standard library.
 
-A frame is a length followed by JSON.
+A frame consists of its length, followed by JSON.
 
-An AutoGen id is a type and a key, such as `teller/north`; a snapline id is one word of letters, digits, `_`, `-` and dots. The AutoGen id
-`teller/north` becomes the snapline id `teller..north`. A dot, or a character that a snapline id must not contain, is written as a dot and
-two hexadecimal digits for each of its bytes.
+An AutoGen id consists of a type and a key, such as `teller/north`. A snapline id is one word of letters, digits, `_`, `-` and dots. The
+AutoGen id `teller/north` becomes the snapline id `teller..north`. Dots, and characters that a snapline id must not contain, are escaped.
+Each of their bytes is written as a dot and two hexadecimal digits.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import struct
 from typing import Any
 
 FRAME_BYTES_MAX = 64 * 2**20
-"""Largest size of a frame. A frame contains a message and a state of at most 16 MiB each, and the messages that a turn sends."""
+"""Largest size of a frame in bytes. A frame contains a message and a state, each of at most 16 MiB, and the messages that a turn sends."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class FrameTooLargeError(ValueError):
-    """A frame exceeds the size limit of both sides."""
+    """A frame exceeds the size limit, which is the same for both sides of the pipe."""
 
 
 def to_bytes(frame: dict[str, Any]) -> bytes:
@@ -38,10 +38,10 @@ def to_bytes(frame: dict[str, Any]) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next frame; None at the end of the stream, even within a frame.
+    """Return the next frame, or None if the stream has ended, even if it ended within a frame.
 
     Raises:
-        FrameTooLargeError: the length is invalid.
+        FrameTooLargeError: the frame's length exceeds the limit, which means that the stream contains other data.
     """
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -72,7 +72,7 @@ def agent_name(autogen_id: str) -> str:
 
 
 def autogen_id(agent: str) -> str:
-    """Return the AutoGen id, `type/key`, of a snapline agent; "" if the agent is not an AutoGen agent."""
+    """Return the AutoGen id `type/key` of a snapline agent, or "" if the agent is not an AutoGen agent."""
     kind, between, key = agent.partition(BETWEEN)
     if not between or not kind or not key:
         return ""

@@ -1,10 +1,11 @@
-"""Run the fleet of one AutoGen program.
+"""Runs the fleet of one AutoGen program.
 
 `SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`, communicates with this process through a socket, and ends it
 by closing the socket.
 
-The process runs a coordinator and hosts in FOLDER. Turns of their agents run in the program (`worker.py`, over the socket). Messages that
-the program sends outside of turns are passed to the fleet. A fleet that is stopped leaves a snapshot, and the next start continues from it.
+The process runs a coordinator and hosts, whose data is in FOLDER. The turns of the fleet's agents run in the program, to which `worker.py`
+connects through the socket. Messages that the program sends outside of turns are passed to the fleet. When the fleet is stopped, it leaves
+a snapshot, from which the next start continues.
 """
 
 import asyncio
@@ -41,23 +42,24 @@ from snapline.errors import AgentMissingError, CoordinatorUnavailableError, Snap
 from snapline.storage.store.store import Store
 
 ACCEPT_TIMEOUT_S = 120.0
-"""Longest time until a starting or recovering fleet accepts a message."""
+"""Longest time in seconds to wait until the fleet accepts a message. The fleet may be starting or recovering."""
 
 START_S = 60.0
-"""Longest time until a coordinator answers."""
+"""Longest time in seconds to wait until the coordinator answers."""
 
 CHECK_PERIOD_S = 0.02
-"""Pause between two snapshots while waiting until no work is pending."""
+"""Pause in seconds between two snapshots while the session waits until no work is pending."""
 
 TRIES, AGAIN_S = 100, 0.05
-"""Number of attempts, and pause between them. Attempts are needed because the coordinator learns of a new agent with a short delay."""
+"""Number of attempts to find a new agent, and pause between them in seconds. Several attempts are needed because the coordinator learns of
+a new agent with a short delay."""
 
 
 class ProgramSession:
-    """Requests of the program to its fleet.
+    """Carries out the program's requests to its fleet.
 
     Attributes:
-        has_ended: the fleet has ended on its own.
+        has_ended: event that is set when the fleet has ended without a request to stop.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +72,7 @@ class ProgramSession:
         self._making = asyncio.Lock()
 
     async def answer(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """Carry out the request of one frame."""
+        """Carry out the request in a frame, and return the content of the reply."""
         match frame["do"]:
             case "start":
                 await self.start(frame["hosts"])
@@ -93,7 +95,7 @@ class ProgramSession:
         return {}
 
     async def start(self, hosts: int) -> None:
-        """Start the processes, from the newest snapshot in the folder."""
+        """Start the fleet's processes from the newest snapshot in the folder."""
         environment = {SOCKET_VARIABLE: str(self._folder / "socket")}
         self._local = LocalFleet(
             data_dir=self._folder / "data", fleet=f"{fleet.__module__}:fleet", hosts=hosts, environment=environment
@@ -107,7 +109,7 @@ class ProgramSession:
         self._watching = asyncio.create_task(self._watch(self._local))
 
     async def _watch(self, local: LocalFleet) -> None:
-        """Detect that the fleet has ended on its own and can no longer answer."""
+        """Wait until the fleet has ended without a request to stop, and set `has_ended`."""
         try:
             reason = f"the fleet has ended: {(await local.wait()).outcome}"
         except SnaplineError as error:
@@ -116,7 +118,7 @@ class ProgramSession:
         self.has_ended.set()
 
     async def stop(self) -> None:
-        """Stop the processes."""
+        """Stop the fleet's processes."""
         if self._watching is not None:
             self._watching.cancel()
         if self._client is not None:
@@ -128,9 +130,9 @@ class ProgramSession:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def _send(self, item: TurnItem) -> None:
-        """Send a message; return when it is accepted for each receiver.
+        """Send a message, and return when it has been accepted for each receiver.
 
-        From then on every snapshot contains the message until its turn has ended.
+        From then on, every snapshot contains the message until the turn that handles it has ended.
         """
         turn = "" if item.topic else PROGRAM
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
@@ -145,12 +147,12 @@ class ProgramSession:
         await self._running().ask(await self._there(frame["agent"]), request, early=True, reply_type=StateGiven)
 
     async def _idle(self) -> None:
-        """Wait for a snapshot without pending work."""
+        """Take snapshots until one contains no pending work."""
         while not is_still(await self._snapshot()):
             await asyncio.sleep(CHECK_PERIOD_S)
 
     async def _there(self, to: str) -> str:
-        """Return the snapline id of an agent, created if necessary."""
+        """Return the snapline id of an agent, which is created if necessary."""
         name = agent_name(to)
         async with self._making:
             if name not in self._made:
@@ -181,7 +183,7 @@ class ProgramSession:
         return Store.open(self._folder / "data" / "store")
 
     def _pack(self, epoch: int) -> str:
-        """Return a snapshot as a store of its own, encoded as text."""
+        """Return a store that contains only this snapshot, packed and encoded as text."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             fork = Path(folder) / "fork"
             store = snapline.open_store(self._folder / "data" / "store", fleet=fleet())
@@ -193,7 +195,7 @@ class ProgramSession:
         return base64.b64encode(packed.getvalue()).decode()
 
     def _unpack(self, packed: str) -> None:
-        """Replace the content of the folder."""
+        """Replace the fleet's data in the folder with a packed store."""
         shutil.rmtree(self._folder / "data", ignore_errors=True)
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(packed))) as archive:
             archive.extractall(self._folder / "data" / "store")
@@ -205,7 +207,7 @@ def is_still(cut: Cut) -> bool:
 
 
 def _states_of(cut: Cut) -> dict[str, Any]:
-    """Return the stored state of each agent in readable form."""
+    """Return AutoGen id → stored state in readable form, for each agent that has a stored state."""
     states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
     return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
 

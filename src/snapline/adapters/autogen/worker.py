@@ -1,10 +1,10 @@
-"""Start AutoGen's process from the host, and run turns in that process. This module also defines the messages of AutoGen agents.
+"""Starts AutoGen's process from the host, and runs turns in that process. This module also defines the messages of AutoGen agents.
 
-Messages between AutoGen agents are snapline messages. Agents and clients may send them.
+Messages between AutoGen agents are snapline messages, which other agents and clients may send, too.
 
-The process has no state that cannot be rebuilt, since the host owns states and messages. If the process dies, the host restarts it. Each
-turn that was open in the process is begun again with the replies received before, in the same order. Messages that a turn had already sent
-are not sent again.
+The process holds no state that cannot be rebuilt, since the host owns states and messages. If the process dies, the host restarts it. Each
+turn that was open in the process is rerun with the replies received before, in the same order. Messages that the turn had already sent are
+not sent again.
 """
 
 import asyncio
@@ -26,11 +26,12 @@ from snapline.errors import DivergenceError, ExternalFailureError
 
 
 class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An encoded value of AutoGen.
+    """An encoded AutoGen message, state, answer or error.
 
     Attributes:
-        form: encoding of `body`. "json": JSON. "message": AutoGen's JSON serializer of `type`. "pickle": a pickle, in base64.
-        type: name of the message's class.
+        form: encoding of `body`. "json" means JSON. "message" means AutoGen's JSON serializer for `type`. "pickle" means a pickle in
+            base64.
+        type: name of the message's type.
     """
 
     form: str
@@ -42,11 +43,11 @@ class AutogenMessage(Message, frozen=True):
     """A message for a handler of an AutoGen agent.
 
     Attributes:
-        message: message of a type that the agent handles.
-        sender: AutoGen id, `type/key`, of the sending agent, or "".
-        topic: `type/source` to which the message was published; "" if the message was sent to this agent.
+        message: the encoded message, of a type that the agent handles.
+        sender: AutoGen id `type/key` of the sending agent. "" if no agent has sent the message.
+        topic: topic `type/source` to which the message was published. "" if the message was sent to this agent directly.
         id: id of the message.
-        turn, call: turn and call to which the answer belongs; "" if no answer is expected.
+        turn, call: turn and call that wait for the answer. `turn` is "" if no turn waits for it.
     """
 
     message: KeptValue
@@ -58,11 +59,11 @@ class AutogenMessage(Message, frozen=True):
 
 
 class AutogenAnswer(Message, frozen=True):
-    """Return value or error of a handler.
+    """The return value of a handler, or the error that it has raised.
 
     Attributes:
-        turn, call: copied from the message that this answers.
-        value: the return value, or the error.
+        turn, call: copied from the AutogenMessage that was handled.
+        value: the return value, or the error if `is_error` is set.
     """
 
     value: KeptValue
@@ -72,7 +73,7 @@ class AutogenAnswer(Message, frozen=True):
 
 
 class ForwardedMessage(Message, frozen=True):
-    """A message to an AutoGen agent, `to`, that may not exist yet. The agent that creates agents handles it."""
+    """A message for the AutoGen agent `to`, which may not exist yet. It is sent to the agent that creates agents."""
 
     to: str
     message: AutogenMessage
@@ -85,38 +86,39 @@ class AgentWanted(Message, frozen=True):
 
 
 class StateGiven(Message, frozen=True):
-    """Request to set an agent's state to `state`, if the agent's current state is the expected one."""
+    """Request to set an agent's state to `state` if its current state is `before`."""
 
     state: KeptValue
     before: KeptValue | None = None
 
 
 PYTHON_VARIABLE = "SNAPLINE_AUTOGEN_PYTHON"
-"""Environment variable: the Python interpreter of AutoGen's environment."""
+"""Name of the environment variable that contains the path of the Python interpreter in AutoGen's environment."""
 
 SOCKET_VARIABLE = "SNAPLINE_AUTOGEN_SOCKET"
-"""Environment variable: address of a program that runs turns itself, instead of a process started by the host."""
+"""Name of the environment variable that contains the socket of a program that runs turns itself. If it is set, the host may use that
+program instead of starting a process."""
 
 ENDS_MAX = 3
-"""Largest number of times that AutoGen's process may end in one segment of a turn. After that the message is dead-lettered, since it may be
-the cause."""
-
-AGAIN_S = 2.0
-"""Pause after a failure before the process is restarted or the program reconnected. Turns wait meanwhile, since their messages are not the
+"""Number of times that AutoGen's process may die during one segment of a turn. After that, the turn fails, since the message may be the
 cause."""
 
+AGAIN_S = 2.0
+"""Pause in seconds after the process could not be started, or the program could not be reached, before the next attempt. Turns wait
+meanwhile, since their messages are not the cause."""
+
 HELLO_S = 120.0
-"""Longest time to import a program with its dependencies."""
+"""Longest time in seconds for the process to import the program with its dependencies."""
 
 log = logging.getLogger(__name__)
 
 
 class AutogenWorkerError(ExternalFailureError):
-    """AutoGen's process has ended, or cannot be started."""
+    """AutoGen's process has died, or cannot be started."""
 
 
 class TurnItem(msgspec.Struct, frozen=True):
-    """Message sent by a turn. `call`: number of the awaited reply; -1: none."""
+    """A message that a turn has sent. `call` is the number of the call that awaits the reply, or -1 if no reply is awaited."""
 
     to: list[str]
     message: KeptValue
@@ -126,17 +128,17 @@ class TurnItem(msgspec.Struct, frozen=True):
     call: int = -1
 
     def comparison_key(self) -> list[Any]:
-        """Return the part of the item that must be equal when the turn is rerun."""
+        """Return the parts of the item that must be the same when the turn is rerun."""
         return [self.to, self.topic, self.message.type, self.call]
 
 
 class TurnSegment(msgspec.Struct, frozen=True):
-    """Result of a turn up to its next wait or its end.
+    """Result of running a turn up to its next wait or its end.
 
     Attributes:
-        state: new state of the agent at the end of the turn; None: unchanged.
-        answer: return value of the handler.
-        error: error that the handler raised; `text` is its readable form.
+        state: new state of the agent. None if the turn has not ended or has left the state unchanged.
+        answer: return value of the handler. None if the turn has not ended or has failed.
+        error: error that the handler has raised. `text` is its readable form.
     """
 
     items: list[TurnItem]
@@ -148,7 +150,7 @@ class TurnSegment(msgspec.Struct, frozen=True):
 
 
 class ReceivedReply(msgspec.Struct, frozen=True):
-    """A reply received by a turn."""
+    """A reply that a turn has received."""
 
     call: int
     value: KeptValue
@@ -160,9 +162,10 @@ class ReceivedReply(msgspec.Struct, frozen=True):
 
 
 class _BlockedTurn(msgspec.Struct):
-    """A turn that is open in AutoGen's process.
+    """A turn that is open and blocked in AutoGen's process.
 
-    `mark`: digest of the begin frame and the received replies. `skip`: comparison keys of items already sent, which are not sent again.
+    `mark` is a digest of the frame that began the turn and of all received replies. `skip` contains the comparison keys of items that were
+    already sent and must not be sent again.
     """
 
     mark: bytes
@@ -170,7 +173,7 @@ class _BlockedTurn(msgspec.Struct):
 
 
 class AutogenWorker:
-    """The process that runs a program's turns for this host, and its open turns."""
+    """Connection to the process that runs a program's turns for this host, and the turns that are open there."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -183,16 +186,16 @@ class AutogenWorker:
         self._standing: dict[str, _BlockedTurn] = {}
 
     async def segment(self, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]) -> TurnSegment:
-        """Run a turn to its next wait. A turn that is not open in the process is begun again there.
+        """Run a turn to its next wait or its end. A turn that is not open in the process is rerun there from its beginning.
 
         Args:
-            begin: frame with which the turn begins.
-            heard: replies received, in order; the process may not have the last one yet.
-            said: comparison key of each item already sent.
+            begin: frame that begins the turn.
+            heard: replies received so far, in order. The process may not have the last one yet.
+            said: comparison keys of the items that were already sent.
 
         Raises:
-            AutogenWorkerError: the process has ended during every attempt.
-            DivergenceError: the rerun turn has sent different items.
+            AutogenWorkerError: the process has died during every attempt.
+            DivergenceError: the rerun turn has sent different items than before.
         """
         for _ in range(ENDS_MAX):
             await self._start()
@@ -271,7 +274,7 @@ class AutogenWorker:
     # -- the process ---------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Ensure that the process runs; retry until it can be started."""
+        """Ensure that the process is running. If it cannot be started, retry until it can."""
         async with self._starting:
             while self._writer is None:
                 try:
@@ -298,7 +301,8 @@ class AutogenWorker:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def _spawn(self) -> socket.socket:
-        """Start the process. The new process ends when its socket is closed, so at the latest with this process."""
+        """Start the process, and return our end of its socket. The new process ends when this socket is closed, and therefore at the latest
+        when this process ends."""
         python = os.environ.get(PYTHON_VARIABLE)
         if not python:
             raise AutogenWorkerError(
@@ -337,9 +341,9 @@ class AutogenWorker:
 
 
 def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
-    """Return the marks of a turn after its beginning and after each reply.
+    """Return the marks that a turn has at its beginning and after each reply.
 
-    The last mark is that of a turn that has received all replies.
+    The last mark belongs to a turn that has received all replies.
     """
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
     for reply in heard:
@@ -348,7 +352,8 @@ def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
 
 
 def _unsent_items(items: list[TurnItem], turn: _BlockedTurn, agent: str) -> list[TurnItem]:
-    """Return the items that were not sent before the turn was begun again."""
+    """Return the items that had not been sent before the turn was rerun. Raise DivergenceError if an item differs from the one sent
+    before."""
     new_items = []
     for item in items:
         if not turn.skip:
@@ -372,7 +377,7 @@ _workers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Autoge
 
 
 def worker_of(program: str) -> AutogenWorker:
-    """Return the worker of this process."""
+    """Return the worker for this program in the current event loop."""
     workers = _workers.setdefault(asyncio.get_running_loop(), {})
     if program not in workers:
         workers[program] = AutogenWorker(program)

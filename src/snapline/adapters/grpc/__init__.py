@@ -1,4 +1,4 @@
-"""Include plain gRPC services in the cuts of a fleet (docs/grpc.md). The modules are imported on demand, since gRPC loads slowly."""
+"""Includes plain gRPC services in the cuts of a fleet (docs/grpc.md). The modules are imported on demand, since importing gRPC is slow."""
 
 from typing import TYPE_CHECKING
 

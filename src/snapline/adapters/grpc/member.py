@@ -6,13 +6,13 @@
     code = await member.run()
 
 The member contains a host of the fleet (`EmbeddedHost`) and the ledger of the service's calls (`ledger.py`). The host runs in the service's
-event loop, and calls the member at seven points. The member decides when a cut of the service is taken, and fences work of an older
-history. Everything runs in one event loop, so all work between two awaits is one atomic piece.
+event loop and calls the member through `HostCallbacks`. The member decides when a cut of the service is taken, and fences work that belongs
+to an older history. All code runs in one event loop, so the work between two awaits is one atomic piece.
 
-A host records an epoch when it first learns of the epoch, and refuses the epoch if the service is not ready. The member can delay the
-coordinator's message and the stamps of calls. Frames of other hosts that announce the epoch are held until the service is ready
-(`HeldFrames`), as if they were still in transit. They are not held so long that the failure detector suspects the link. Each link keeps its
-order.
+A host records an epoch as soon as it learns of the epoch, and refuses the epoch if the service is not ready at that moment. If the service
+is not ready, the member delays the coordinator's message and the handling of stamped calls. Frames from other hosts that announce the epoch
+are held until the service is ready (`HeldFrames`), as if they were still in transit. They are not held so long that the failure detector
+would suspect the link. The frames of each link stay in order.
 """
 
 import asyncio
@@ -45,16 +45,19 @@ from snapline.security.transport import Security
 from snapline.storage.capture.image import StateImage
 
 HELD_S = 1.0
-"""Longest time that a frame is held before it is delivered anyway. The failure detector suspects a link after 2 s of silence."""
+"""Longest time in seconds for which a frame is held before it is delivered in any case. The failure detector suspects a link after 2 s
+without frames."""
 
 READY_CHECK_PERIOD_S = 0.005
-"""Time between two checks whether a service is ready for a cut. Held frames, and work that waits for the cut, wait at most this much longer."""
+"""Time in seconds between two checks whether a service is ready for a cut. Held frames, and work that waits for the cut, are delayed by at
+most this time longer than necessary."""
 
 
 class HeldFrames:
-    """Frames held until the service is ready (see the module).
+    """Frames that are held until the service is ready, as described in the module docstring.
 
-    `receive` passes a frame to the host. `may` returns whether the service may now record an epoch later than `begun()`.
+    `receive` passes a frame to the host. `begun` returns the newest epoch that has begun on the host. `may` returns whether the service may
+    now record a newer epoch.
     """
 
     def __init__(
@@ -65,7 +68,8 @@ class HeldFrames:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Receive a frame. Raise ProtocolError if the frame contains an invalid control item."""
+        """Pass a frame to the host, or hold it if it announces an epoch that the service cannot record now. Raise ProtocolError if the
+        frame contains an invalid control item."""
         held, newest = self._held.get(peer), newest_epoch(frame)
         if held is not None:
             held.append((newest, frame))
@@ -90,7 +94,7 @@ class HeldFrames:
             del self._held[peer]
 
     def drop(self, peer: str) -> None:
-        """Drop the held frames of a closed stream. The link sends unacknowledged frames again."""
+        """Drop the held frames of a closed stream. The link resends unacknowledged items."""
         self._held.pop(peer, None)
 
     def drop_all(self) -> None:
@@ -99,7 +103,7 @@ class HeldFrames:
 
 
 def newest_epoch(frame: Frame) -> int:
-    """Return the newest epoch that a frame announces; 0 if the frame announces none."""
+    """Return the newest epoch that a frame announces, or 0 if it announces none."""
     match frame.body:
         case LinkHello(floor=floor):
             return floor
@@ -112,38 +116,40 @@ def newest_epoch(frame: Frame) -> int:
 
 
 class HostCallbacks(Protocol):
-    """Interface through which the host calls the member.
+    """Interface that the host requires from the member.
 
-    The methods run while the host handles an event, so they must not feed events to the host.
+    The methods are called while the host handles an event, so they must not pass events to the host.
     """
 
     def going_back(self) -> None:
-        """End the service's current history at once, because of a recovery plan."""
+        """End all work of the service's current history immediately, because of a recovery plan."""
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` when no work of an older history is running."""
+        """Call `then` as soon as no work of an older history is running."""
 
     def on_rolled_back(self, made: object | None) -> None:
-        """Continue from this agent's state, before any other event of the service: the plan's recovery line is loaded.
+        """Restore the service from the state of its agent, because the plan's recovery line has been loaded. No other event of the service
+        may come before.
 
-        None: the agent was placed elsewhere.
+        `made` is None if the agent was placed on a different host.
         """
 
     def begin_later(self, epoch: int) -> bool:
-        """Return whether the service is not ready. If so, the member begins this epoch as soon as the service is ready."""
+        """Return whether this epoch must begin later because the service is not ready. If so, the member begins the epoch as soon as the
+        service is ready."""
 
     def may_record(self) -> bool:
-        """Return whether the service is ready, or there is no service to record."""
+        """Return whether an epoch may be recorded now, because the service is ready or is not running under a plan."""
 
     def before_capture(self, made: object) -> None:
-        """Prepare the agent for its capture. Raises SnaplineError if a capture is not possible now; then the host refuses the epoch."""
+        """Prepare the agent for being captured. Raises SnaplineError if it cannot be captured now. The host then refuses the epoch."""
 
     def cut(self, epoch: int) -> None:
-        """React to the capture of the agent for this epoch."""
+        """Notify the member that the agent was captured for this epoch."""
 
 
 class EmbeddedHost(Host):
-    """Host of the fleet inside a member's process (see the module)."""
+    """A host of the fleet that runs inside a member's process, as described in the module docstring."""
 
     def __init__(self, options: HostOptions, agent: str, inside: HostCallbacks) -> None:
         self._agent, self._inside = agent, inside
@@ -153,11 +159,11 @@ class EmbeddedHost(Host):
 
     @property
     def core(self) -> HostCore:
-        """Return the core of the host, read-only."""
+        """Return the host's core. It must not be modified."""
         return self._driver.core
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch that a call's stamp has announced. The coordinator's later message about it has no effect."""
+        """Begin an epoch that a call's stamp has announced. The coordinator's later message about that epoch has no effect."""
         self._feed(BeginEpoch(epoch, self._driver.core.shared.plan))
 
     def _begun(self) -> int:
@@ -172,11 +178,11 @@ class EmbeddedHost(Host):
         self._driver.closed(peer, error)
 
     def tell(self, sends: ev.ExternalSends) -> None:
-        """Send messages to other agents at once."""
+        """Send messages to other agents immediately."""
         self._feed(sends)
 
     def _feed(self, event: ev.Heard) -> None:
-        """Feed an event to the host. Effects of the event, such as turns, are not part of the handler that caused the event."""
+        """Pass an event to the host. Consequences of the event, such as turns, do not count as part of the handler that caused it."""
         token = RUN.set(None)
         try:
             self._driver.feed(event)
@@ -193,9 +199,10 @@ class EmbeddedHost(Host):
         super()._directive_received(directive)
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """Run work in a thread.
+        """Run a function in a worker thread.
 
-        Loading a recovery line, and so confirming the plan, waits until all work of the older history has ended.
+        The function is started only when all work of the older history has ended. So a recovery line is loaded, and its plan confirmed,
+        only after that.
         """
         submit = super().in_worker
         self._inside.when_work_ended(lambda: submit(function, *arguments, then=then))
@@ -222,18 +229,20 @@ log = logging.getLogger("snapline.grpc")
 
 
 class NotReadyError(SnaplineError):
-    """The service is not ready for a cut or could not be captured. The host refuses the epoch, and a later epoch is tried."""
+    """The service is not ready for a cut, or its state could not be captured. The host refuses the epoch, and the service takes part in a
+    later epoch."""
 
 
 class Member:
-    """A service in a fleet.
+    """A gRPC service that is a member of a fleet.
 
     Attributes:
         agent: the service's agent in the fleet.
-        ledger: ledger of the service's calls; read-only.
-        plan: plan under which the service runs; 0 during a rollback, or before the fleet has begun.
-        reenter: function to await before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None if not needed.
-        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change anything.
+        ledger: ledger of the service's calls. It must not be modified.
+        plan: plan under which the service runs. 0 during a rollback, or before the fleet has started.
+        reenter: function that must be awaited before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`). None if
+            this is not needed.
+        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change state.
     """
 
     def __init__(
@@ -253,13 +262,14 @@ class Member:
         """Create a member. The constructor opens no connections or files.
 
         Args:
-            service: see `CutService`. An optional method `answered(call, answer)` gets the answers to calls that no caller awaits: calls of
-                `send`, and calls repeated after a recovery. It runs in the piece in which the answers leave the cut.
+            service: the service, which must implement `CutService`. If it has a method `answered(call, answer)`, this method gets the
+                answers to calls that no caller awaits. These are the calls of `send` and the calls repeated after a recovery. The method
+                runs in the piece in which the answer leaves the ledger.
             agent: id of a `ServiceAgent` of the fleet, which is placed on the host of this process.
-            fleet: definition of the fleet, the same in every process.
+            fleet: definition of the fleet, which must be the same in every process.
             coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.
-            host: name of the host; if empty, the agent's name.
-            front: object called instead of the service (`QuiescentService`, for services with threads).
+            host: name of the host. If it is empty, the agent's id is used.
+            front: object that is called in place of the service (`QuiescentService`, for services with threads).
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -275,7 +285,7 @@ class Member:
         self.interceptor = MemberInterceptor(self)
         self._service, self._front = service, front or service
         self._initial = service.capture()
-        self._moved = asyncio.Event()  # set at the next change of plan
+        self._moved = asyncio.Event()  # set when the plan changes next
         self._channels: dict[str, MemberChannel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -297,10 +307,10 @@ class Member:
         self._local: LocalAgent | None = None
 
     async def run(self) -> int:
-        """Take part in the fleet until it ends, SIGTERM arrives, or another process replaces this one; return an exit code.
+        """Take part in the fleet until the fleet ends, SIGTERM arrives, or another process replaces this one. Return an exit code.
 
         Raises:
-            UsageError: the fleet refuses this process permanently, or the port is taken.
+            UsageError: the fleet refuses this process permanently, or the port is in use.
         """
         try:
             return await self._host.run()
@@ -315,10 +325,11 @@ class Member:
         """Return a channel for stubs. Calls over this channel are part of the cut.
 
         Args:
-            target: name of the receiver in the cut. After a recovery, calls are repeated over the channel with this name.
-            channel: gRPC channel to use; default: an insecure channel to `target`. Configure no retries, since the member retries.
-            listed: full names of methods of a service that is in no cut, such as /mail.Mail/Send. The member never repeats calls of these
-                methods, and reports them in `unsettled` after a recovery. "*" means all methods.
+            target: name of the receiver in cuts. After a recovery, calls are repeated over the channel with this name.
+            channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries, since the member itself
+                retries calls.
+            listed: full names of the methods of a service that is not part of cuts, such as /mail.Mail/Send. The member never repeats calls
+                of these methods. After a recovery, it reports unanswered ones in `unsettled`. "*" means all methods.
         """
         made = MemberChannel(self, target, channel or grpc.aio.insecure_channel(target), frozenset(listed))
         self._channels[target] = made
@@ -327,7 +338,7 @@ class Member:
         return made
 
     def start(self, work: Coroutine[object, None, Any]) -> "asyncio.Task[Any]":
-        """Run a background task of the service. The task is cancelled when the fleet rolls back; `restore` must start it again."""
+        """Run a background task of the service. The task is cancelled when the fleet rolls back, so `restore` must start it again."""
         context = contextvars.copy_context()
         context.run(RUN.set, None)
         task = asyncio.get_running_loop().create_task(work, context=context)
@@ -336,15 +347,15 @@ class Member:
         return task
 
     def changed(self, response: Any = None) -> None:
-        """Declare that the calling handler must not be rerun.
+        """Declare that the calling handler must not be rerun, because it changes the service's state.
 
-        Call this in the piece that changes the service's state, if more calls follow.
+        Call this method in the piece that changes the service's state, if the handler makes further calls after the change.
 
-        After a recovery, the handler's later calls are repeated unchanged. `response`: response that the caller gets after a recovery;
-        without it the caller gets an error with code ABORTED.
+        After a recovery, the handler's pending calls are repeated unchanged. `response` is the response that the handler's caller gets
+        after a recovery. If it is None, the caller gets an error with the code ABORTED.
 
         Raises:
-            DivergedCallError: the handler was rerun, and has made fewer calls than before.
+            DivergedCallError: the handler was rerun, but has made fewer calls than before.
             UsageError: the caller is not a handler.
         """
         run = RUN.get()
@@ -355,11 +366,12 @@ class Member:
             self.ledger.changed(run.handling, answer)
 
     def tell(self, agent: str, message: object) -> None:
-        """Send a message to another agent of the fleet, atomically with the service's state change. In a handler this implies `changed()`.
+        """Send a message to another agent of the fleet, atomically with the service's state change. In a handler, this implies `changed()`.
 
         Raises:
-            EncodingError, MessageTooLargeError: the message cannot be encoded, or exceeds 16 MiB.
-            UsageError: the agent id is invalid, or the fleet is rolling back, which also undoes the service's change.
+            EncodingError, MessageTooLargeError: the message cannot be encoded, or is larger than 16 MiB.
+            UsageError: the agent id is invalid, or the fleet has not started, or it is rolling back, which also undoes the service's
+                change.
         """
         local, run = self._local, RUN.get()
         if local is None or (run is not None and run.plan != self.plan):
@@ -372,27 +384,29 @@ class Member:
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
-        """Return the listed calls without an answer in the cut of the last recovery. Their outcome is unknown; see `settle`."""
+        """Return the listed calls that had no answer in the cut to which the fleet has rolled back. Their outcomes are unknown. Pass each
+        to `settle` when its outcome is known."""
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:
-        """Forget a call whose outcome the service has determined. Raise KeyError if the call is not in `unsettled`."""
+        """Remove a call from `unsettled`, because the service has found out its outcome. Raise KeyError if the call is not in
+        `unsettled`."""
         self.ledger.settle(call.id)
 
     # ---- interface for calls and handlers -------------------------------------------------------------------------------
 
     @property
     def seen(self) -> int:
-        """Return the newest epoch up to which the service has recorded all epochs that include it."""
+        """Return the epoch up to which the service has recorded all epochs that include it."""
         local = self._local
         if local is None:
             return 0
         return local.protocol.recorded if local.owes else self._shared.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
-        """Wait until a request may be accepted; return False if the request belongs to an older history.
+        """Wait until a request may be accepted, and return True. Return False if the request belongs to an older history.
 
-        The caller continues in the same piece.
+        The caller's next work belongs to the same piece as the decision.
         """
         while True:
             if stamp is None:
@@ -411,21 +425,21 @@ class Member:
                     await self.record(stamp.epoch)
 
     async def record(self, epoch: int) -> None:
-        """Ensure that the service is in this epoch's cut.
+        """Ensure that the service is recorded in this epoch's cut.
 
-        Return when the service is in the cut, or when the plan or the epoch has ended.
+        Return when the service has been recorded, or when the plan or the epoch has ended.
         """
         plan, shared = self.plan, self._shared
         while plan and self.plan == plan and self.seen < epoch:
             if self._front.ready() or epoch in shared.ended:
                 self._host.begin(epoch)
-                if self.seen < epoch:  # a turn of the service's agent is queued and runs first
+                if self.seen < epoch:  # a queued turn of the service's agent runs first
                     await asyncio.sleep(0)
             else:
                 await asyncio.sleep(READY_CHECK_PERIOD_S)
 
     async def left(self, plan: int) -> None:
-        """Wait until the service runs under a plan other than `plan`."""
+        """Wait until the service no longer runs under `plan`."""
         while self.plan == plan:
             await self._moved.wait()
 
@@ -434,7 +448,7 @@ class Member:
         self._calls.add(call)
 
     def ended(self, call: FencedCall) -> None:
-        """Unregister a call that no longer waits for an answer."""
+        """Unregister a call that no longer waits for its answer."""
         self._calls.discard(call)
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None:
@@ -442,21 +456,21 @@ class Member:
         self._handlers.add(task)
 
     def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None:
-        """Unregister a handler's task and wake the callers that wait for its answer."""
+        """Unregister a handler's task, and wake the repeated requests that wait for its end."""
         self._handlers.discard(task)
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
             waiter.set_result(None)
 
     async def other_run(self, call_id: str) -> None:
-        """Wait until the running handler of this call has ended."""
+        """Wait until the running handler for this call has ended."""
         waiter = self._waiters.get(call_id)
         if waiter is None:
             waiter = self._waiters[call_id] = asyncio.get_running_loop().create_future()
         await asyncio.shield(waiter)
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Deliver the answer of a call that no caller awaits."""
+        """Deliver the answer to a call that no caller awaits."""
         take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
@@ -469,7 +483,7 @@ class Member:
     # ---- interface for the host -----------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """End all work of the old plan; from now on that work is fenced."""
+        """End all work of the old plan. From now on, that work is fenced."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
@@ -486,7 +500,8 @@ class Member:
         self.ledger.running.clear()
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` once the cancelled tasks have ended. The threads of a threaded service must end as well (`QuiescentService`)."""
+        """Call `then` when no work of an older history is running. If the service has threads, this means that all its older threads have
+        ended (`QuiescentService`)."""
         when_work_ended = getattr(self._front, "when_work_ended", None)
         if when_work_ended is None:
             then()
@@ -518,7 +533,8 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake the waiters. The event is replaced: waiters for a later plan would spin on an event that stayed set."""
+        """Set the plan and wake all waiters. The event is replaced, because tasks that wait for a later plan would spin on an event that
+        remained set."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

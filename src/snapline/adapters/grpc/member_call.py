@@ -1,13 +1,14 @@
-"""Make calls between members of a fleet, unary and streaming. A call has one id, any number of attempts, and one answer.
+"""Unary and streaming calls between members of a fleet. A call has one id, any number of attempts, and one answer.
 
-An error that did not come from a member, such as a broken connection, leaves open whether the call was handled. If the caller acted on such
-an error, a cut could contain both the call's effect and the caller's reaction to its failure. So the member retries the call under the same
-id until an answer arrives, the caller's deadline has passed, or the fleet has rolled back.
+If an error does not come from a member, as when a connection breaks, it is unknown whether the call was handled. If the caller acted on
+such an error, a cut could contain both the call's effect and the caller's reaction to its apparent failure. So the member retries the call
+under the same id until an answer arrives, the caller's deadline has passed, or the fleet has rolled back.
 
-A streaming call is treated as one large call, whose messages are recorded together. The beginning and the end of the call carry stamps; the
-messages between them do not. So a stream is never processed in part: requests are sent after the caller has produced the last one, the
-handler runs when all requests have arrived, and the caller gets the responses when the handler has ended. A dialogue within one call, such
-as a chat, cannot be in a cut. Name its method in `Member.channel(listed=…)`; then the call streams as usual.
+A streaming call is treated as one large call, whose messages are recorded together. Only the beginning and the end of the call carry
+stamps, not the messages between them. So a stream must never be processed in part. Requests are sent only when the caller has produced the
+last one, the handler runs only when all requests have arrived, and the caller gets the responses only when the handler has ended. A
+dialogue within one call, such as a chat, cannot be part of a cut. List its method in `Member.channel(listed=…)`, so that the call streams
+as usual.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ from snapline.adapters.grpc.service_agent import ChannelInterface, MemberInterfa
 from snapline.errors import UsageError
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
-"""Shortest and longest pause between two attempts. The pause doubles each time. gRPC itself waits a second or more for a connection."""
+"""Shortest and longest pause between two attempts, in seconds. The pause doubles each time. For comparison, gRPC itself waits a second or
+more before it reconnects."""
 
 UNKNOWN_OUTCOME = frozenset(
     {
@@ -41,15 +43,15 @@ UNKNOWN_OUTCOME = frozenset(
         *(grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED),
     }
 )
-"""Status codes that leave open whether the call was handled, unless a member sent them."""
+"""Status codes after which it is unknown whether the call was handled, unless a member has sent them."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MemberCall:
-    """Result of a stub's method.
+    """The object that a stub's unary method returns.
 
-    The caller that acts on the answer awaits the object once. The other methods refer to the current attempt.
+    The task that acts on the answer must await the object, once. All other methods refer to the current attempt.
     """
 
     __slots__ = (
@@ -104,9 +106,10 @@ class MemberCall:
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
     async def answer(self, reenter: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
-        """Wait for the answer. When the method returns, the call has left the ledger, and the caller continues in the same atomic piece.
+        """Wait for the answer and return it. The call leaves the ledger when this method returns, in one atomic piece with the caller's
+        next work.
 
-        `reenter` waits until the caller may continue. The call leaves the ledger in the piece in which `reenter` ends.
+        `reenter` is awaited until the caller may continue. The call leaves the ledger in the piece in which `reenter` ends.
 
         Raises:
             grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED), or the fleet has rolled back (ABORTED).
@@ -150,7 +153,7 @@ class MemberCall:
         return None, response, stamp
 
     def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_reported: bool) -> CallAnswer:
-        """Close the call and return its answer."""
+        """Close the call and return its answer, or raise the error of an attempt to which no member has responded."""
         ledger, call = self._member.ledger, self._call
         if is_reported:
             self._channel.member_plan = self._plan
@@ -189,13 +192,13 @@ class MemberCall:
             self._check_plan()
 
     def give_up(self) -> None:
-        """Give up the call without waiting, because its caller does not need the answer."""
+        """Give up the call without waiting for the answer, because its caller does not need the answer."""
         self._give_up()
         self._member.ended(self)
         self._attempt.cancel()
 
     async def _within(self, waiting: Any, reenter: Callable[[], Awaitable[None]] | None) -> None:
-        """Wait, but no longer than until the deadline."""
+        """Wait for `waiting`, but at most until the deadline. If the deadline passes, give up the call and raise DEADLINE_EXCEEDED."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
@@ -212,38 +215,38 @@ class MemberCall:
             raise_fenced(self._call.id)
 
     def fence(self) -> None:
-        """Fence the call: the fleet is rolling back, so the call belongs to a discarded history."""
+        """Fence the call, because the fleet is rolling back and the call belongs to a discarded history."""
         self._attempt.cancel()
 
 
 def raise_fenced(call: str) -> NoReturn:
-    """Raise the error of a call that belongs to an older history."""
+    """Raise the error for a call that belongs to an older history."""
     raise rpc_error(
         grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it"
     )
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
-    """Return an error like those that gRPC raises."""
+    """Return an error like the ones that gRPC raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
-"""Largest total size of a call's messages in one direction. Every cut during the call contains the messages, and the answer is kept until
-the caller has it."""
+"""Largest total size in bytes of a call's messages in one direction. The size is limited because every cut taken during the call contains
+the messages, and because the answer is stored until the caller has received it."""
 
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 class StreamTooLargeError(UsageError):
-    """A stream exceeds the size that can be recorded."""
+    """A stream is too large to be recorded."""
 
 
 def pack(messages: list[bytes], method: str) -> bytes:
-    """Return the messages as one payload.
+    """Pack all messages of a stream into one payload.
 
     Raises:
-        StreamTooLargeError: the payload would exceed 16 MiB.
+        StreamTooLargeError: the messages are larger than 16 MiB in total.
     """
     if sum(map(len, messages)) > STREAM_BYTES_MAX:
         raise StreamTooLargeError(
@@ -254,19 +257,19 @@ def pack(messages: list[bytes], method: str) -> bytes:
 
 
 def unpack(payload: bytes) -> list[bytes]:
-    """Return the messages of a payload."""
+    """Return the messages in a payload that `pack` has created."""
     return _decode(payload)
 
 
 async def listed(messages: Any) -> list[Any]:
-    """Return all items of a synchronous or asynchronous iterator."""
+    """Return a list of all items of a synchronous or asynchronous iterable."""
     if isinstance(messages, AsyncIterable):
         return [message async for message in messages]
     return list(messages)
 
 
 class StreamAttempt:
-    """One attempt of a streaming call. Like a unary call it is awaited; the result is one payload with all responses."""
+    """One attempt of a streaming call. It can be awaited like a unary call. The result is one payload that contains all responses."""
 
     __slots__ = ("_call", "_inner")
 
@@ -289,9 +292,9 @@ class StreamAttempt:
 
 
 class MemberStream:
-    """Result of a stub's streaming method.
+    """The object that a stub's streaming method returns.
 
-    Await the object if the method has one response message; otherwise iterate over it or call `read`.
+    If the method has a single response message, await the object. If it has a response stream, iterate over the object or call `read`.
     """
 
     def __init__(self, method: MethodInterface, requests: Any, options: dict[str, Any]) -> None:
@@ -321,7 +324,7 @@ class MemberStream:
             yield self._method.decoded(response)
 
     async def read(self) -> Any:
-        """Return the next response, or gRPC's EOF after the last one."""
+        """Return the next response, or gRPC's EOF after the last response."""
         if self._iterator is None:
             self._iterator = aiter(self)
         return await anext(self._iterator, grpc.aio.EOF)
@@ -331,7 +334,7 @@ Served = Callable[[Any, Any], Any]
 
 
 def collected(function: Served, serialize: Callable[[Any], bytes], method: str) -> Served:
-    """Convert a streaming handler into a handler that takes all requests at once and returns all responses as one payload."""
+    """Convert a streaming handler into a handler that receives all requests at once and returns all responses as one payload."""
 
     async def serve(request: Any, context: Any) -> bytes:
         requests = _each(request) if isinstance(request, list) else request
@@ -346,7 +349,7 @@ async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 async def _given(work: Any) -> AsyncIterator[Any]:
-    """Yield the items of a streaming handler, or the single result of another handler."""
+    """Yield the responses of a handler, which may return an asynchronous stream or a single awaitable response."""
     if isinstance(work, AsyncIterable):
         async for response in work:
             yield response

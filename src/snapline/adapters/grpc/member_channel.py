@@ -48,11 +48,11 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """Channel whose calls are part of the cut (see the module). `Member.channel` creates it.
+    """Channel whose calls are part of cuts. `Member.channel` creates it.
 
     Attributes:
-        target: name of the receiver in the cut.
-        member_plan: plan of the member at the target when it last answered.
+        target: name of the receiver in cuts.
+        member_plan: plan under which a member at the target last answered. 0 if no member has answered yet.
     """
 
     def __init__(self, member: MemberInterface, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
@@ -93,7 +93,7 @@ class MemberChannel(grpc.aio.Channel):
         return MemberMethod(self._member, self, template, *_serializers(*given, **options))
 
     def attempt(self, call: ServiceCall, **options: Any) -> Any:
-        """Make one attempt of a call over gRPC's own channel, with serialized request and response."""
+        """Make one attempt of a call over gRPC's own channel. Request and response are serialized."""
         made = self._raw.get(call.method)
         if made is None:
             kind = _kind(call.asks_stream, call.answers_stream)
@@ -103,7 +103,7 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Make a call of the ledger that no caller awaits: a call made before a recovery, or made by `send`."""
+        """Make a call that is already in the ledger and that no caller awaits. It was made before a recovery, or by `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
@@ -136,7 +136,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """Return gRPC's name for a kind of method, such as `unary_stream`."""
+    """Return gRPC's name for this kind of method, such as `unary_stream`."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 
@@ -145,12 +145,12 @@ def _serializers(
     response_deserializer: Callable[[bytes], Any] | None = None,
     _registered_method: bool | None = False,
 ) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
-    """Return the two serializers among the arguments that stubs pass to a channel."""
+    """Return the request serializer and the response deserializer from the arguments that stubs pass to a channel."""
     return request_serializer, response_deserializer
 
 
 class MemberMethod:
-    """A stub's method. `wanted`: template of the method's calls."""
+    """A method of a stub. `wanted` is a template for the method's calls."""
 
     __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
@@ -167,11 +167,12 @@ class MemberMethod:
         self._deserialize = deserialize
 
     def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
-        """Make the call. The call is in the ledger when this returns or, for streamed requests, when the last request was produced.
+        """Make a call. It is in the ledger when this method returns, or if the request is a stream, when the last request message was
+        produced.
 
         Raises:
-            DivergedCallError: the handler was rerun and makes a different call than before.
-            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not begun (ABORTED).
+            DivergedCallError: the calling handler was rerun, and makes a different call than before.
+            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not started yet (ABORTED).
         """
         if self.wanted.asks_stream or self.wanted.answers_stream:
             return MemberStream(self, request, options)
@@ -180,7 +181,7 @@ class MemberMethod:
     def make(
         self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
     ) -> MemberCall:
-        """Make the call. For a request stream, `request` contains all messages."""
+        """Make a call. If the request is a stream, `request` contains all its messages."""
         call, handling = self._made(request)
         timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
@@ -195,16 +196,16 @@ class MemberMethod:
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make the call and return at once. The member waits for the answer and passes it to the service's `answered`.
+        """Make a call and return immediately. The member waits for the answer and passes it to the service's method `answered`.
 
-        In a handler this implies `changed()`. Raises the same errors as the call itself.
+        In a handler, this implies `changed()`. Raises the same errors as calling the method.
         """
         call, _ = self._made(request, is_sent=True)
         self._channel.again(call)
         return call
 
     def decoded(self, response: bytes) -> Any:
-        """Decode one response."""
+        """Deserialize one response."""
         return self._deserialize(response) if self._deserialize is not None else response
 
     def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, HandlerExecution | None]:
@@ -227,16 +228,16 @@ class MemberMethod:
 log = logging.getLogger("snapline.grpc")
 
 UNKNOWN = 2
-"""gRPC's status code for a handler that raised."""
+"""Number of gRPC's status code for a handler that has raised an error."""
 
 METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
-"""Metadata of this task's request. The metadata is cached, since gRPC rebuilds it at each access."""
+"""Metadata of the request that this task serves. It is cached, since gRPC rebuilds it at each access."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class MemberInterceptor(grpc.aio.ServerInterceptor):
-    """Server interceptor of a member (see the module), available as `Member.interceptor`."""
+    """Server interceptor of a member, available as `Member.interceptor`."""
 
     def __init__(self, member: MemberInterface) -> None:
         self._member = member
@@ -266,7 +267,7 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StreamHandler:
-    """An RPC method with streams. A call by a member is one large call; a call by others streams as usual."""
+    """An RPC method with streams. A call by a member is served as one large call. A call from outside of the fleet streams as usual."""
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
@@ -278,7 +279,7 @@ class StreamHandler:
         self._whole = UnaryHandler(member, collected(self._function, self._serialize, method), None)
 
     async def serve(self, request: Any, context: Any) -> AsyncIterator[bytes]:
-        """Serve a request; yield the serialized responses."""
+        """Serve a request. Yield the serialized responses."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             async for response in self._function(request, context):
@@ -290,7 +291,7 @@ class StreamHandler:
             yield message
 
     async def serve_one(self, request: Any, context: Any) -> bytes:
-        """Serve a request; return the only serialized response."""
+        """Serve a request. Return its single response, serialized."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             return bytes(self._serialize(await self._function(request, context)))
@@ -308,7 +309,7 @@ class UnaryHandler:
         self._serialize = serialize or bytes
 
     async def serve(self, request: Any, context: Any) -> bytes:
-        """Serve one request; return the serialized response."""
+        """Serve one request. Return the serialized response."""
         stamp = call_stamp(METADATA.get())
         member, ledger = self._member, self._member.ledger
         while True:
@@ -351,7 +352,7 @@ class UnaryHandler:
         return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
-        """Run the handler. An error that the handler raises is also an answer, and does not cause a rerun."""
+        """Run the handler and return its answer. An error that the handler raises is also an answer, and does not cause a rerun."""
         try:
             response = await self._function(request, context)
         except AbortedHandlerError as error:
@@ -396,7 +397,7 @@ class UnaryHandler:
 
 
 class AbortedHandlerError(Exception):
-    """The handler has ended its call with `context.abort`."""
+    """A handler has ended its call with `context.abort`."""
 
     def __init__(self, code: int, details: str) -> None:
         super().__init__(code, details)
@@ -404,7 +405,8 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """Wrapper of gRPC's context for handlers. It keeps the status and metadata that end a call until the ledger has recorded the answer."""
+    """Wrapper of gRPC's context that is passed to handlers. It holds back the status and metadata that end a call until the ledger has
+    recorded the answer."""
 
     __slots__ = ("_inner", "trailing")
 
@@ -424,6 +426,6 @@ class ServedContext:
         return self.trailing
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """Abort as gRPC does: raise, so that the handler stops."""
+        """Abort the call. Like gRPC's own method, it raises an error, so that the handler stops."""
         self.trailing = (*self.trailing, *trailing_metadata)
         raise AbortedHandlerError(code.value[0], details)

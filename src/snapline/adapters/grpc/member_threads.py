@@ -1,36 +1,36 @@
-"""Connect the threads of a service with the event loop of its member.
+"""Connects the threads of a service with the event loop of its member.
 
-The loop carries out the requests of threads, atomically with the thread's own work.
+The loop carries out the requests of threads, each atomically with the requesting thread's own work.
 
-A thread is *inside* from its beginning to its end, except while it waits in a call of the member. The thread's work inside, between two of
-these waits, is one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
-requests. `step` runs a function in the loop while the thread remains inside. `wait` makes a call. From that step of the loop on the thread
-is outside; it is inside again from the step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken,
-if the gate reports that no thread is inside. `QuiescentService` makes the service look single-threaded to its member: each of its
-answers is valid while no thread is inside.
+A thread is *inside* from its beginning to its end, except while it waits in a call over the member. Its work between two such waits is one
+atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs
+a function in the loop while the thread remains inside. `wait` makes a call. The thread is outside from the step of the loop that makes the
+call until the step in which the call's answer leaves the ledger. Between two steps of the loop, a cut may be taken if the gate reports that
+no thread is inside. `QuiescentService` makes the service look single-threaded to its member, since cuts and recoveries happen only while no
+thread is inside.
 
-When the fleet rolls back, a thread of the older history gets `HistoryOverError` at its next wait or request, like CancelledError in a
-coroutine. If the thread catches the error and continues for a while, the rollback waits until the thread has ended, but the loop does not
-block. The loop never waits for a thread, so a thread may wait for the loop.
+When the fleet rolls back, each thread of the older history gets a `HistoryOverError` at its next wait or request, like a CancelledError in
+a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended, but the loop is not blocked
+meanwhile. The loop never waits for a thread, so a thread may wait for the loop.
 
 The gate
 --------
-`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back, without I/O and without threads. Cuts and recoveries must
-not split a piece. So they require that no thread is inside, although threads may still be running. The gate is a readers-writer lock
-(Courtois, Heymans and Parnas 1971): threads are the readers, which run in parallel as usual, and cuts are the writers.
+`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back. It does no I/O and uses no threads. Cuts and recoveries
+must not split a piece. So they require that no thread is inside, although threads may still be running. The gate is a readers-writer lock
+(Courtois, Heymans and Parnas 1971). Threads are the readers, which may run in parallel, and cuts are the writers.
 
-- A request for a cut shuts the gate. Then no thread enters, and the cut is taken when the last thread inside has ended or waits. Threads
-  that wait at the gate enter between two cuts.
-- Cuts alternate with threads. A thread inside may need a lock held by a thread at the gate, and would then never leave. Or a thread may
-  stay inside for long, and all other threads would wait together with the cut. So the gate is shut for PATIENCE_NS, then open for the same
-  time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the
-  latest when the gate is shut for longer than a piece takes, and threads can run half of the time.
-- A cut is wanted as long as it is requested. The end of a request is not reported: the gate assumes the end when it got no request for
-  LAPSE_NS.
-- Threads cannot be killed. Threads from before a recovery may remain inside; the rollback is complete only when all of them have ended.
+- A request for a cut shuts the gate. While it is shut, no thread can enter, and the cut is taken when the last thread inside has ended or
+  waits. Threads that wait at the gate enter between two cuts.
+- The gate must not stay shut until the cut is taken. If a thread inside needed a lock that a thread at the gate holds, it would never
+  leave. If a thread stayed inside for a long time, all other threads would have to wait together with the cut. So the gate is shut for
+  PATIENCE_NS, then open for the same time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has
+  timed out. A cut is taken at the latest when the gate is shut for longer than a piece takes, and threads can run for half of the time.
+- The caller repeats the request as long as it wants a cut. The end of a request is not reported. The gate assumes that no cut is wanted
+  anymore if there was no request for LAPSE_NS.
+- Threads cannot be killed. Threads from before a recovery may remain inside, and the rollback is complete only when all of them have ended.
 
-The loop's thread calls all methods of the gate. The caller must call `leave` and `end` in one piece with the thread's work: with the call's entry in
-the ledger, and with the handler's answer.
+All methods of the gate are called in the loop's thread. The caller must call `leave` in one piece with the call's entry in the ledger, and
+`end` in one piece with the handler's answer.
 """
 
 import asyncio
@@ -52,19 +52,19 @@ from snapline.adapters.grpc.service_agent import CutService
 from snapline.errors import UsageError
 
 PATIENCE_NS = 50_000_000
-"""Initial time for which the gate is shut. The time is long compared to a piece, which only computes, and short compared to an epoch's
-time-out."""
+"""Time for which the gate is shut at first. It is long compared with a piece, which only computes, and short compared with an epoch's
+timeout."""
 
 LAPSE_NS = 25_000_000
-"""Time without a request after which the gate assumes that no cut is wanted: five times `member.READY_CHECK_PERIOD_S`."""
+"""Time without a request after which the gate assumes that no cut is wanted anymore. It is five times `member.READY_CHECK_PERIOD_S`."""
 
 
 class QuiescenceGate:
-    """See the module.
+    """The gate that the module docstring describes.
 
     Attributes:
-        inside: numbers of the threads that are inside, a subset of `begun`.
-        begun: number of each thread that has begun and not ended → plan under which the thread began.
+        inside: numbers of the threads that are inside. All of them are in `begun`.
+        begun: number of a thread that has begun and has not ended → plan under which it began.
     """
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class QuiescenceGate:
         self._asked_ns: int | None = None
 
     def ask(self, now_ns: int) -> bool:
-        """Request a cut; return whether it may be taken now."""
+        """Request a cut. Return whether it may be taken now."""
         if not self._is_wanted(now_ns):
             self._wanted_since_ns = now_ns
         self._asked_ns = now_ns
         return not self.inside
 
     def open(self) -> None:
-        """Open the gate, because the cut was taken or is no longer wanted."""
+        """Open the gate, because the cut has been taken or is no longer wanted."""
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
@@ -100,7 +100,7 @@ class QuiescenceGate:
         self.inside.add(thread)
 
     def leave(self, thread: int) -> None:
-        """Mark a thread as waiting in a call. No effect on a thread that is outside."""
+        """Mark a thread as outside. If it is already outside, nothing happens."""
         self.inside.discard(thread)
 
     def end(self, thread: int) -> None:
@@ -109,7 +109,7 @@ class QuiescenceGate:
         self.begun.pop(thread, None)
 
     def are_over(self, plan: int) -> bool:
-        """Return whether all threads of other plans have ended."""
+        """Return whether all threads that began under other plans have ended."""
         return all(thread_plan == plan for thread_plan in self.begun.values())
 
     def _is_wanted(self, now_ns: int) -> bool:
@@ -117,16 +117,17 @@ class QuiescenceGate:
 
 
 LOOK_S = LAPSE_NS / 1e9
-"""Longest time until a waiter at the gate checks again, even without a signal."""
+"""Longest time in seconds until a waiter at the gate checks again, even if it was not woken."""
 
 WAIT_LOG_AFTER_S = 5.0
-"""Time after which a recovery logs that it waits for threads. Computing or waiting threads normally end long before."""
+"""Time in seconds after which a recovery logs that it waits for threads. Normally, threads end much sooner, whether they compute or
+wait."""
 
 log = logging.getLogger("snapline.grpc")
 
 Reenter = Callable[[], Awaitable[None]]
 Finish = Callable[[Reenter], Awaitable[Any]]
-"""Function that waits for an answer and takes the answer in the step of the loop in which its `Reenter` ends."""
+"""Function that waits for an answer. It takes the answer in the step of the loop in which the `Reenter` function passed to it ends."""
 
 Work = Callable[[], None]
 
@@ -134,18 +135,18 @@ Work = Callable[[], None]
 class HistoryOverError(BaseException):
     """The fleet has rolled back, and this thread belongs to a discarded history.
 
-    Let the thread end. The class is a BaseException, like CancelledError.
+    Do not catch this error, so that the thread ends. Like CancelledError, it is a BaseException.
     """
 
 
 class RegisteredThread:
-    """A registered thread.
+    """A thread that is registered at the gate.
 
     Attributes:
-        number: number of the thread at the gate.
+        number: number that identifies the thread at the gate.
         plan: plan under which the thread began.
-        context: context variables of the thread's work in the loop.
-        is_over: the thread has ended.
+        context: context variables for the work that the loop does for this thread.
+        is_over: whether the thread has ended.
     """
 
     __slots__ = ("context", "is_over", "number", "plan")
@@ -159,12 +160,12 @@ class RegisteredThread:
 
 
 def in_new_thread(work: Work) -> None:
-    """Run `work` in a daemon thread, which does not delay the end of the process."""
+    """Run `work` in a daemon thread, so that it does not delay the end of the process."""
     threading.Thread(target=work, name="snapline-service", daemon=True).start()
 
 
 class ThreadsOfMember(Protocol):
-    """Interface of `Member`, documented there."""
+    """Interface of `Member`, whose docstrings describe the methods."""
 
     plan: int
 
@@ -172,7 +173,7 @@ class ThreadsOfMember(Protocol):
 
 
 class ServedThread(Protocol):
-    """Interface of `RequestThread`, documented there."""
+    """Interface of `RequestThread`, whose docstrings describe the methods."""
 
     def context(self) -> contextvars.Context: ...
 
@@ -184,13 +185,13 @@ class ServedThread(Protocol):
 
 
 class MemberThreads:
-    """See the module.
+    """Connects a service's threads with the event loop of its member, as described in the module docstring.
 
     Attributes:
-        gate: see `QuiescenceGate`.
+        gate: the gate that the threads pass.
         member: member that owns the threads.
         loop: event loop of the member.
-        is_ending: the member no longer takes part in the fleet.
+        is_ending: whether the member no longer takes part in the fleet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -206,18 +207,20 @@ class MemberThreads:
     # ---- in threads ---------------------------------------------------------------------------------------------------
 
     def step(self, function: Callable[[], Any]) -> Any:
-        """Run the function in the loop, within this thread's piece. If the caller runs in the loop itself, call the function directly.
+        """Run the function in the loop as part of the calling thread's current piece, and return its result. If the caller already runs in
+        the loop, the function is called directly.
 
         Raises:
-            UsageError: this thread is not registered.
-            HistoryOverError: the thread began before a recovery.
+            UsageError: the calling thread is not registered.
+            HistoryOverError: the thread began before a recovery of the fleet.
         """
         if self._is_loop():
             return function()
         return self.ask(self._step, function)
 
     def wait(self, begin: Callable[[], Finish]) -> Any:
-        """Make a call within this thread's piece, and wait for the answer outside. Raises the errors of `step` and of the call."""
+        """Make a call as part of the calling thread's current piece, and wait outside for the answer. Raises the errors of `step` and of
+        the call."""
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[RegisteredThread, Any, "Future[Any]"], None], what: object) -> Any:
@@ -233,7 +236,7 @@ class MemberThreads:
         return self.run_in_loop(thread.context, partial(how, thread, what))
 
     def run_in_loop(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
-        """Run `does` in the loop, and wait for the result. Raise HistoryOverError if no result will come."""
+        """Run `does` in the loop, and wait for its result. Raise HistoryOverError if there will be no result."""
         answer: Future[Any] = Future()
         self._asked.add(answer)
         try:
@@ -247,9 +250,10 @@ class MemberThreads:
             self._asked.discard(answer)
 
     def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
-        """Let the loop serve a request, and run the returned work in this unregistered thread.
+        """Let the loop serve a request, and run in the calling thread the work that the loop passes to it. The thread need not be
+        registered.
 
-        Raises the errors of `serve`, or HistoryOverError.
+        Raises the errors of `serve`, and HistoryOverError if the fleet rolls back or the member ends.
         """
 
         def begin() -> None:
@@ -269,7 +273,8 @@ class MemberThreads:
             self._asked.discard(asking)
 
     def register_thread(self, admitted: Callable[[], Coroutine[object, None, RegisteredThread]]) -> RegisteredThread:
-        """Register this thread until `left`. Raises HistoryOverError."""
+        """Register the calling thread until `left` is called, and wait until it is inside. Raises HistoryOverError if the fleet rolls back
+        or the member ends."""
 
         async def enter() -> RegisteredThread:
             thread = await admitted()
@@ -288,13 +293,13 @@ class MemberThreads:
         return thread
 
     def left(self, thread: RegisteredThread) -> None:
-        """Unregister this thread after `register_thread`."""
+        """Unregister the calling thread, which `register_thread` has registered."""
         self._here.thread = None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.end, thread)
 
     def outside(self) -> None:
-        """Leave the gate while this thread waits for something other than a call. The thread re-enters with `wait`."""
+        """Mark the calling thread as outside while it waits for something that is not a call. It must re-enter with `wait`."""
         self.ask(self._leave, None)
 
     def _is_loop(self) -> bool:
@@ -304,14 +309,14 @@ class MemberThreads:
             return False
 
     def _work(self, thread: RegisteredThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
-        """Run the thread's function from beginning to end."""
+        """Run the thread's function, and pass its result or error to the loop."""
         result, raised = None, None
         self._here.thread = thread
         try:
             result = function()
         except Exception as error:
             raised = error
-        except BaseException as error:  # in a thread, such an error must end only this work
+        except BaseException as error:  # in a thread, such an error must end only this function
             raised = RuntimeError(f"a thread of the service has ended by {error!r}")
         finally:
             self._here.thread = None
@@ -323,7 +328,7 @@ class MemberThreads:
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: RegisteredThread) -> None:
-        """Wait until this thread may be inside, and mark the thread as inside. Return at once if it is inside already."""
+        """Wait until this thread may enter, and mark it as inside. Return immediately if it is already inside."""
         while True:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
@@ -335,7 +340,7 @@ class MemberThreads:
             await self._opening()
 
     async def passed(self) -> None:
-        """Wait until a thread may enter. The caller may let a thread enter in the same step of the loop."""
+        """Wait until threads may enter. The caller may then let a thread enter in the same step of the loop."""
         while not self.gate.may_enter(time.monotonic_ns()):
             await self._opening()
 
@@ -346,21 +351,21 @@ class MemberThreads:
                 await opened.wait()
 
     async def run(self, thread: RegisteredThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
-        """Run the function in a thread; `carry` passes work to that thread.
+        """Run the function in a thread and return its result. `carry` passes work to that thread.
 
-        On return the thread is outside, but its last piece continues.
+        When this method returns, the thread is no longer inside, but the caller's next work still belongs to the thread's last piece.
         """
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
 
     def start(self, function: Callable[[], Any]) -> None:
-        """Run the function in a new thread, once the gate lets it enter."""
+        """Run the function in a new thread as soon as the gate lets the thread enter."""
         self.member.start(self.run(RegisteredThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run the function in a new thread that is inside from this step on.
+        """Run the function in a new thread, which is inside from this step of the loop on.
 
-        It enters even if a cut waits, since this step has already begun its piece.
+        The thread enters even if the gate is shut for a cut, since its piece has already begun with this step.
         """
         thread = RegisteredThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
@@ -387,7 +392,7 @@ class MemberThreads:
     ) -> None:
         thread.is_over = True
         if thread.plan != self.member.plan or outcome.done():
-            outcome.cancel()  # the result is not needed, only the end of the thread
+            outcome.cancel()  # only the end of the thread matters, not its result
             self.end(thread)
         elif raised is not None:
             outcome.set_exception(raised)
@@ -423,7 +428,7 @@ class MemberThreads:
             return
         self.gate.leave(thread.number)
         task = self.member.start(self._waited(thread, finish, answer))
-        task.add_done_callback(lambda _: answer.cancel())  # no effect if the future has a result
+        task.add_done_callback(lambda _: answer.cancel())  # has no effect if the future has a result
 
     async def _waited(self, thread: RegisteredThread, finish: Finish, answer: "Future[Any]") -> None:
         try:
@@ -437,7 +442,7 @@ class MemberThreads:
     # ---- cuts and recoveries ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the gate, since no cut is wanted any more; waiters enter."""
+        """Open the gate, since no cut is wanted anymore, and wake the waiters."""
         self.gate.open()
         self.look_again()
 
@@ -447,7 +452,7 @@ class MemberThreads:
         self._opened = asyncio.Event()
 
     def when_work_ended(self, then: Work) -> None:
-        """Call `then` when all threads of other histories have ended."""
+        """Call `then` when all threads of older histories have ended."""
         if self._deferred or not self.gate.are_over(self.member.plan):
             self.loop.call_later(WAIT_LOG_AFTER_S, self._say)
         self._deferred.append(then)
@@ -466,13 +471,13 @@ class MemberThreads:
             )
 
     def close(self) -> None:
-        """Raise an error in the threads that still wait for the loop, which is closed."""
+        """Make the threads that still wait for the closed loop raise HistoryOverError."""
         for answer in list(self._asked):
             answer.cancel()
 
 
 class QuiescentService:
-    """A `CutService` that wraps the user's service (see the module)."""
+    """A `CutService` that wraps the user's service, so that cuts are taken only while no thread is inside."""
 
     def __init__(self, service: CutService, threads: MemberThreads) -> None:
         self._service, self._threads = service, threads
@@ -491,7 +496,8 @@ class QuiescentService:
     def ready(self) -> bool:
         """Return whether a cut may be taken.
 
-        The service is asked before the gate is shut, since it may need a thread at the gate, and again afterwards.
+        The service's own `ready` is called before the gate is shut, since it may depend on a thread that would then wait at the gate. It is
+        called again when no thread is inside.
         """
         threads = self._threads
         if not self._service.ready():
@@ -505,7 +511,8 @@ class QuiescentService:
         return False
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Pass the answer to the service in a new thread that is inside, since the service may wait for a lock of its own."""
+        """Pass the answer to the service in a new thread that is already inside, since the service may have to wait for one of its own
+        locks."""
         take: Callable[..., Any] | None = getattr(self._service, "answered", None)
         if take is not None:
             self._threads.begin(lambda: take(call, answer))

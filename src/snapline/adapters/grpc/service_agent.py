@@ -1,8 +1,8 @@
-"""Define the agent that represents a plain gRPC service in a fleet, and the interfaces of the service, member and channel.
+"""The agent that represents a plain gRPC service in a fleet, and the interfaces of the service, the member and its channels.
 
-The agent runs no turns of its own, but a subclass may have handlers for messages of other agents. The agent's state is built when a cut is
-taken, and consists of the service's state and the ledger of the service's calls. So epochs, plans, the store and recovery work as in any
-other fleet.
+The agent starts no turns of its own, but a subclass may have handlers for messages from other agents. The agent's state is assembled when a
+cut is taken, and consists of the service's state and the ledger of the service's calls. So epochs, plans, the store and recovery work the
+same way as in any other fleet.
 """
 
 import asyncio
@@ -16,41 +16,45 @@ from snapline.agent_runtime.agent import Agent, OnError
 
 
 class CutService(Protocol):
-    """Methods that a service needs so that cuts can include it. All four methods are called in the event loop and must not block."""
+    """Methods that a service must have so that cuts can include it. All four methods are called in the event loop and must not block."""
 
     def capture(self) -> bytes:
         """Return the service's current state.
 
-        It is also called once before the service serves: without a cut, the fleet rolls back to that initial state.
+        The method is also called once before the service starts serving. If there is no cut, the fleet rolls back to the state returned by
+        that call.
         """
 
     def restore(self, state: bytes) -> None:
-        """Continue from this state.
+        """Restore the service to this state.
 
-        It is called at the start and after every recovery, also in a process that did not fail. Start background tasks here.
+        The method is called at the start and after every recovery, even in a process that has not failed. It must start the service's
+        background tasks.
         """
 
     def on_cut(self, epoch: int) -> None:
-        """React to the service's inclusion in the cut of this epoch. The cut may become complete later, or never."""
+        """Handle the notification that the service was included in the cut of this epoch. The cut may become complete later, or never."""
 
     def ready(self) -> bool:
         """Return whether a cut may be taken now.
 
-        If not, the cut and the calls stamped with its epoch wait, at most until the epoch times out.
+        If the result is False, the cut and the calls that are stamped with its epoch wait, at most until the epoch times out.
         """
 
 
 class ServiceState(msgspec.Struct):
-    """State of a service's agent. `service`: result of `capture`, or None for the initial state. `calls`: the ledger at the same moment."""
+    """State of a service's agent. `service` is the result of `capture`, or None for the initial state. `calls` is the content of the ledger
+    at the same moment."""
 
     service: bytes | None = None
     calls: LedgerImage = msgspec.field(default_factory=LedgerImage)
 
 
 class ServiceAgent(Agent):
-    """Agent that represents a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets the agent's service.
+    """Agent that represents a service, as in `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets the attribute
+    `service`.
 
-    A subclass may handle messages of other agents of the fleet and pass them to the service. Such handlers must not wait:
+    A subclass may handle messages from other agents of the fleet and pass them to the service. Such handlers must not wait:
 
         class BankAgent(ServiceAgent):
             @snapline.handler
@@ -58,7 +62,7 @@ class ServiceAgent(Agent):
                 self.service.balance += message.amount
 
     Attributes:
-        service: the service; set only in the process in which the service runs.
+        service: the service. It is set only in the process in which the service runs.
     """
 
     on_error: ClassVar[OnError | None] = "keep"
@@ -77,7 +81,7 @@ class FencedCall(Protocol):
 
 
 class MemberInterface(Protocol):
-    """Interface of `Member`, documented there."""
+    """Interface of `Member`, whose docstrings describe the methods."""
 
     agent: str
     plan: int
@@ -109,7 +113,7 @@ class MemberInterface(Protocol):
 
 
 class ChannelInterface(Protocol):
-    """Interface of `MemberChannel`."""
+    """Interface of `MemberChannel`, whose docstrings describe the methods."""
 
     member_plan: int
 
@@ -117,7 +121,7 @@ class ChannelInterface(Protocol):
 
 
 class MethodInterface(Protocol):
-    """Interface of `MemberMethod`."""
+    """Interface of `MemberMethod`, whose docstrings describe the methods."""
 
     wanted: ServiceCall
 

@@ -58,11 +58,11 @@ from snapline.security.transport import Security
 Behavior = Callable[[Any, Any], Any]
 
 GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
-"""Status that a member does not treat as an answer: the call is repeated, or belongs to an older history."""
+"""Status that a calling member does not treat as an answer. The caller repeats the call, unless the call belongs to an older history."""
 
 
 class ThreadedInterceptor(grpc.ServerInterceptor):
-    """Server interceptor of a threaded member (see the module), available as `ThreadedMember.interceptor`."""
+    """Server interceptor of a threaded member, available as `ThreadedMember.interceptor`."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads) -> None:
         self._member, self._threads = member, threads
@@ -89,7 +89,7 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
 
 
 class ServedMethod:
-    """One RPC method of the service. gRPC calls the functions of this class in threads."""
+    """One RPC method of the service. gRPC calls this class's public methods in threads."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, handler: Any, method: str) -> None:
         self._member, self._threads = member, threads
@@ -105,11 +105,11 @@ class ServedMethod:
         self._handler = UnaryHandler(member, self._in_thread(lambda *asked: pack(given(*asked), method)), None)
 
     def one_for_one(self, request: Any, context: Any) -> bytes:
-        """Return one response for one request."""
+        """Return the response to one request."""
         return self._whole(request, context)
 
     def one(self, requests: Iterator[Any], context: Any) -> bytes:
-        """Return one response for a request stream, which is read completely first."""
+        """Return the response to a request stream. If the caller is a member, the stream is first read completely."""
         if call_stamp(context.invocation_metadata()) is None:
             [response] = self._serve_external_stream(requests, context, lambda given: [self._function(given, context)])
         else:
@@ -117,14 +117,14 @@ class ServedMethod:
         return response
 
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
-        """Yield the responses, which are all available when the handler has ended."""
+        """Yield the responses. If the caller is a member, they become available when the handler has ended."""
         if call_stamp(context.invocation_metadata()) is None:
             yield from self._serve_external_stream(request, context, lambda given: self._function(given, context))
             return
         yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
 
     def _whole(self, request: Any, context: Any) -> bytes:
-        """Serve the request in the request's thread."""
+        """Serve the request as one call, running the handler in the calling thread."""
         asking = RequestThread(context)
         try:
             sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
@@ -142,7 +142,7 @@ class ServedMethod:
         return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
-        """Return a coroutine function that lets the thread that waits for the loop run `function`."""
+        """Return a coroutine function that runs `function` in the request's thread, which waits for the loop."""
 
         async def served(request: Any, context: Any) -> Any:
             run = RUN.get()
@@ -156,9 +156,9 @@ class ServedMethod:
     def _serve_external_stream(
         self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]
     ) -> Iterator[bytes]:
-        """Serve a stream for a caller that is not a member.
+        """Serve a stream to a caller that is not a member.
 
-        It streams as usual, but no cut is taken between two messages while the handler runs.
+        The call streams as usual, but no cut is taken while the handler runs between two messages.
         """
         visit = ExternalStream(self._member, self._threads, self._serialize)
         try:
@@ -175,9 +175,9 @@ class ServedMethod:
 
 
 class RequestThread:
-    """A gRPC thread that waits for the loop.
+    """A thread of gRPC that serves a request and waits for the loop.
 
-    The object is also the context of the thread's request; other attributes come from gRPC's context.
+    The object is also the context of the request. All attributes that it does not define come from gRPC's context.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -189,26 +189,27 @@ class RequestThread:
         return getattr(self._inner, name)
 
     def context(self) -> contextvars.Context:
-        """Return the context for the thread's work in the loop."""
+        """Return the context variables for the work that the loop does for this thread."""
         made = contextvars.Context()
         made.run(METADATA.set, self._inner.invocation_metadata())
         return made
 
     def carry(self, work: Work) -> None:
-        """Pass a function to the thread, which runs it."""
+        """Pass a function to the thread to be run there."""
         self._inbox.put(work)
 
     def ended(self, task: "asyncio.Task[Any]") -> None:
-        """End the thread's wait. The loop calls this when the request is served and no more work follows."""
+        """End the thread's wait. The loop calls this method when the request has been served and no more work follows."""
         self._task = task
         self._inbox.put(None)
 
     def cancel(self) -> None:
-        """Stop waiting, because the loop is closed."""
+        """End the thread's wait without a result, because the loop is closed."""
         self._inbox.put(None)
 
     def work(self) -> Any:
-        """Run the work that the loop passes until no more follows; return the result of the loop's task. Called in the thread."""
+        """Run the work that the loop passes to this thread until no more follows. Return the result of the loop's task. This method is
+        called in the thread."""
         while (work := self._inbox.get()) is not None:
             work()
         if self._task is None or self._task.cancelled():
@@ -216,13 +217,13 @@ class RequestThread:
         return self._task.result()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
-        """End the request with an error. Called in the loop; the thread reports the error to gRPC."""
+        """End the request with an error. This method is called in the loop, and the thread then reports the error to gRPC."""
         self._inner.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
 
 class HandlerContext:
-    """Wrapper of gRPC's context that handlers get."""
+    """Wrapper of gRPC's context that is passed to handlers."""
 
     __slots__ = ("_inner",)
 
@@ -233,17 +234,18 @@ class HandlerContext:
         return getattr(self._inner, name)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """Abort as gRPC does."""
+        """Abort the call, like gRPC's own method."""
         raise AbortedHandlerError(code.value[0] or UNKNOWN, details)
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """Abort as gRPC does."""
+        """Abort the call, like gRPC's own method."""
         self._inner.set_trailing_metadata(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
 
 class ExternalStream:
-    """Handler of a stream for a caller outside of the fleet. Each piece of the handler is treated like a separate handler."""
+    """A handler that serves a stream to a caller outside of the fleet. Each piece of the handler's work is treated like a separate
+    handler."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
         self._member, self._threads, self._serialize = member, threads, serialize
@@ -260,13 +262,13 @@ class ExternalStream:
         return thread
 
     def end(self) -> None:
-        """End the piece, if one has begun."""
+        """End the current piece, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._threads.left(thread)
 
     def each(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Yield the requests. The handler waits for each request between two pieces."""
+        """Yield the requests. While the handler waits for the next request, no piece is open."""
         while True:
             self.end()
             request = next(requests, self)
@@ -277,9 +279,9 @@ class ExternalStream:
 
 
 class ThreadedChannel(grpc.Channel):
-    """Channel for stubs in threads (see the module), created by `ThreadedMember.channel`.
+    """Channel for stubs in threads. `ThreadedMember.channel` creates it.
 
-    `make` creates the inner channel in the loop at the first use.
+    `make` creates the inner channel. It is called in the loop when the channel is first used.
     """
 
     def __init__(self, threads: MemberThreads, make: Callable[[], MemberChannel], listed: frozenset[str]) -> None:
@@ -287,7 +289,7 @@ class ThreadedChannel(grpc.Channel):
         self._made: MemberChannel | None = None
 
     def inner(self) -> MemberChannel:
-        """Return the inner channel; called in the loop."""
+        """Return the inner channel. This method is called in the loop."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -316,14 +318,14 @@ class ThreadedChannel(grpc.Channel):
         return ThreadedMethod(self._threads, make, kind)
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> NoReturn:
-        """Raise: not supported."""
+        """Raise UsageError, because a member's channel does not report its connectivity."""
         raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Do nothing: `subscribe` is not supported."""
+        """Do nothing, since `subscribe` is not supported."""
 
     def close(self) -> None:
-        """Do nothing. The channel ends with its member, since a recovery repeats calls over the channel."""
+        """Do nothing. The channel is closed only together with its member, since calls may be repeated over it after a recovery."""
 
     def __enter__(self) -> Self:
         return self
@@ -333,7 +335,7 @@ class ThreadedChannel(grpc.Channel):
 
 
 class ThreadedMethod:
-    """A stub's method, like gRPC's multi-callables. `timeout`, `metadata` and the other options are gRPC's."""
+    """A method of a stub, like gRPC's multi-callables. `timeout`, `metadata` and all other options have the same meaning as in gRPC."""
 
     __slots__ = ("_answers_stream", "_asks_stream", "_made", "_make", "_threads")
 
@@ -343,13 +345,13 @@ class ThreadedMethod:
         self._made: MemberMethod | None = None
 
     def __call__(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
-        """Return the response. For a response stream, return its iterator; the call is made when this returns.
+        """Make a call and return its response. If the response is a stream, return an iterator as soon as the call has been made.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
             DivergedCallError: the handler was rerun and makes a different call than before.
-            UsageError: this thread is not registered.
-            HistoryOverError: the fleet is rolling back. Do not catch this BaseException.
+            UsageError: the calling thread is not registered.
+            HistoryOverError: the fleet is rolling back. Do not catch this error, which is a BaseException.
         """
         if self._answers_stream:
             return ResponseStream(self.future(request, timeout, **options))
@@ -357,26 +359,26 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """Return the response together with the call, which has the status and the metadata."""
+        """Make a call. Return its response, and an object with the call's status and metadata."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> "CallFuture":
-        """Make the call and return its future. The thread that acts on the answer must call `result`."""
+        """Make a call and return its future. The thread that acts on the answer must call `result`."""
         return CallFuture(self._threads, self, self._threads.step(self._making(request, timeout, options)))
 
     def send(self, request: Any) -> ServiceCall:
-        """Send a request, as `MemberMethod.send`.
+        """Make a call without waiting for the answer, like `MemberMethod.send`.
 
-        No caller waits for the answer; the service's `answered` gets the answer in a separate thread.
+        The answer is passed to the service's method `answered` in a separate thread.
         """
         requests = list(request) if self._asks_stream else request
         sent: ServiceCall = self._threads.step(lambda: self._method().send(requests))
         return sent
 
     def decoded(self, answer: CallAnswer) -> Any:
-        """Return the response, or all responses. Raise grpc.RpcError if the call failed."""
+        """Return the response in an answer, or the list of all responses. Raise grpc.RpcError if the call failed."""
         if answer.code:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         decoded = self._method().decoded
@@ -385,7 +387,7 @@ class ThreadedMethod:
         return decoded(answer.response)
 
     def _making(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Callable[[], MemberCall]:
-        """Take the requests from the iterator in this thread; return a function that makes the call in the loop."""
+        """Take the requests from the iterator in the calling thread. Return a function that makes the call in the loop."""
         given = list(request) if self._asks_stream else request
         return lambda: self._method().make(given, {**options, "timeout": timeout})
 
@@ -396,7 +398,7 @@ class ThreadedMethod:
 
 
 class AnsweredCall(NamedTuple):
-    """Outcome of a call."""
+    """Outcome of a call, with its metadata."""
 
     answer: CallAnswer
     initial: Any
@@ -407,26 +409,26 @@ class AnsweredCall(NamedTuple):
         return CODES.get(self.answer.code, grpc.StatusCode.UNKNOWN)
 
     def details(self) -> str:
-        """Return gRPC's details."""
+        """Return the details of gRPC's status."""
         return self.answer.details
 
     def initial_metadata(self) -> Any:
-        """Return gRPC's initial metadata."""
+        """Return the initial metadata."""
         return self.initial
 
     def trailing_metadata(self) -> Any:
-        """Return gRPC's trailing metadata."""
+        """Return the trailing metadata."""
         return self.trailing
 
 
 async def _answered(call: MemberCall, reenter: Reenter) -> AnsweredCall:
-    """Wait for the answer. The answer is decoded later, when the thread is inside, because decoding may take long."""
+    """Wait for the answer and the metadata of a call. The answer is decoded later, in the thread, because decoding may take long."""
     answer = await call.answer(reenter)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
 
 class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC's takes none
-    """Future of a call. The answer stays in the ledger until `result` or `exception` has taken it."""
+    """Future of a call. The call remains in the ledger until `result` or `exception` takes its answer."""
 
     def __init__(self, threads: MemberThreads, method: ThreadedMethod, call: MemberCall) -> None:
         self._threads, self._method, self._call = threads, method, call
@@ -435,12 +437,13 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         self._is_taken = self._is_cancelled = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the response, or for a response stream all responses. Taking the answer is one piece with the caller's following work.
+        """Wait for the answer. Return the response, or the list of all responses if the response is a stream. Taking the answer belongs to
+        the same piece as the caller's next work.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
-            grpc.FutureCancelledError: after `cancel`.
-            UsageError: another thread already waits for the result, or a time-out is given (set the time-out in the call).
+            grpc.FutureCancelledError: the call was cancelled.
+            UsageError: another thread already waits for the result, or a timeout is given. The timeout must be set when the call is made.
         """
         if timeout is not None:
             raise UsageError(
@@ -466,7 +469,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
             self._error = error
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the gRPC error that `result` raises, or None."""
+        """Wait for the answer. Return the gRPC error that `result` raises, or None if the call succeeded."""
         try:
             self.result(timeout)
         except grpc.RpcError as error:
@@ -474,14 +477,15 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return None
 
     def traceback(self, timeout: float | None = None) -> Any:
-        """Return the traceback of that error, or None."""
+        """Return the traceback of the error that `exception` returns, or None if there is no error."""
         error = self.exception(timeout)
         return None if error is None else error.__traceback__
 
     def cancel(self) -> bool:
-        """Give up the call, in one piece with the caller's following work.
+        """Give up the call, in one piece with the caller's next work.
 
-        The call may have been handled. Return False if the answer was taken or a thread waits for it.
+        The call may have been handled nevertheless. Return True if the call is cancelled. Return False if its answer was already taken or a
+        thread waits for it.
         """
         if self.done() or self._is_taken:
             return self._is_cancelled
@@ -494,22 +498,22 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return self._is_cancelled
 
     def done(self) -> bool:
-        """Return whether the answer was taken or the call was cancelled."""
+        """Return whether the answer has been taken or the call has been cancelled."""
         return self._is_cancelled or self._answer is not None or self._error is not None
 
     def running(self) -> bool:
-        """Return whether the call is not done."""
+        """Return whether the call is not done yet."""
         return not self.done()
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> NoReturn:
-        """Raise: not supported."""
+        """Raise UsageError, because callbacks are not supported: the thread that acts on the answer must call `result`."""
         raise UsageError(
             "nobody is called when a member's call is done: its answer is taken by result(), in the thread that acts by it"
         )
 
 
 class ResponseStream:
-    """Responses of a call. All responses become available together with the first one."""
+    """Iterator over the responses of a call. All responses become available at the same time."""
 
     def __init__(self, call: CallFuture) -> None:
         self._call = call
@@ -524,15 +528,15 @@ class ResponseStream:
         return next(self._responses)
 
     def cancel(self) -> bool:
-        """Cancel the call, as `CallFuture.cancel`."""
+        """Cancel the call, like `CallFuture.cancel`."""
         return self._call.cancel()
 
 
 class ThreadedMember:
-    """A service with threads in a fleet.
+    """A gRPC service with threads that is a member of a fleet.
 
     Attributes:
-        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put it before all other interceptors that change anything.
+        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put it before all other interceptors that change state.
     """
 
     def __init__(
@@ -548,8 +552,8 @@ class ThreadedMember:
         advertise: str = "",
         security: Security | None = None,
     ) -> None:
-        """Take the arguments of `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's thread,
-        the first two while no thread of the service is inside.
+        """Create a member. The arguments are the same as for `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's
+        thread. `capture` and `restore` are called only while no thread of the service is inside.
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -575,12 +579,12 @@ class ThreadedMember:
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
-        """Take part in the fleet until it ends, SIGTERM arrives (in the main thread), or another process replaces this one.
+        """Take part in the fleet until the fleet ends, SIGTERM arrives (in the main thread), or another process replaces this one.
 
         Return an exit code.
 
         Raises:
-            UsageError: the fleet refuses this process permanently, or the port is taken.
+            UsageError: the fleet refuses this process permanently, or the port is in use.
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -602,12 +606,13 @@ class ThreadedMember:
         options: Sequence[tuple[str, Any]] = (),
         listed: Iterable[str] = (),
     ) -> ThreadedChannel:
-        """Return a channel for stubs. Calls over the channel are part of the cut. Only threads of handlers and of `start` may use it.
+        """Return a channel for stubs. Calls over this channel are part of cuts. Only threads of handlers and of `start` may use the
+        channel.
 
         Args:
-            target: name of the receiver in the cut. After a recovery, calls are repeated over the channel with this name.
-            credentials, options: as for `grpc.secure_channel`. Without credentials the channel is insecure. Configure no retries, since the
-                member retries.
+            target: name of the receiver in cuts. After a recovery, calls are repeated over the channel with this name.
+            credentials, options: as for `grpc.secure_channel`. Without credentials, the channel is insecure. Do not configure retries,
+                since the member itself retries calls.
             listed: as for `Member.channel`.
         """
         names = frozenset(listed)
@@ -622,15 +627,15 @@ class ThreadedMember:
         return made
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run the function in a thread. A recovery ends the function with `HistoryOverError`; `restore` must start it again.
+        """Run the function in a new thread. A recovery ends the function with `HistoryOverError`, so `restore` must start it again.
 
         Raises:
-            UsageError: the caller is neither `restore` nor a thread of the service.
+            UsageError: the caller is neither the service's `restore` nor a registered thread of the service.
         """
         self._threads.step(lambda: self._threads.start(function))
 
     def sleep(self, seconds: float) -> None:
-        """Sleep while the thread is outside, like `time.sleep` within `outside`. The sleep ends early if the fleet rolls back."""
+        """Sleep while the thread is outside, like `time.sleep` within `outside`. If the fleet rolls back, the sleep ends early."""
 
         async def slept(reenter: Reenter) -> None:
             await asyncio.sleep(seconds)
@@ -640,9 +645,9 @@ class ThreadedMember:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Let this thread wait for something other than a call of the member.
+        """Allow the calling thread to wait within this block for something that is not a call over the member.
 
-        The thread must not use the service's state meanwhile, since a cut may be taken.
+        The thread must not use the service's state within the block, since a cut may be taken meanwhile.
         """
         self._threads.outside()
         try:
@@ -651,21 +656,21 @@ class ThreadedMember:
             self._threads.wait(lambda: _reenter)
 
     def changed(self, response: Any = None) -> None:
-        """Call `Member.changed`."""
+        """Same as `Member.changed`, for threads."""
         self._threads.step(lambda: self._member.changed(response))
 
     def tell(self, agent: str, message: object) -> None:
-        """Call `Member.tell`."""
+        """Same as `Member.tell`, for threads."""
         self._threads.step(lambda: self._member.tell(agent, message))
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
-        """Return `Member.unsettled`."""
+        """Same as `Member.unsettled`, for threads."""
         calls: Sequence[ServiceCall] = self._threads.step(lambda: self._member.unsettled)
         return calls
 
     def settle(self, call: ServiceCall) -> None:
-        """Call `Member.settle`."""
+        """Same as `Member.settle`, for threads."""
         self._threads.step(lambda: self._member.settle(call))
 
 

@@ -1,4 +1,4 @@
-"""Run LangGraph on snapline (docs/langgraph.md).
+"""Runs LangGraph on snapline (docs/langgraph.md).
 
 `SnaplineSaver` saves the checkpoints of graphs. `SnaplineGraphAgent` runs graphs as agents of a fleet."""
 
@@ -41,7 +41,8 @@ _LATER = {
     "durable": "graph_turns",
     "graph_turn": "graph_turns",
 }
-"""Names imported on demand: they run graphs, while the saver needs only LangGraph's checkpointer package."""
+"""Name → module that defines it. These names are imported on demand, because they need LangGraph itself to run graphs, while the saver
+needs only LangGraph's checkpointer package."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,30 +1,31 @@
-"""Store LangGraph's checkpoints and pending writes as entries of an object stream, and their values as objects of the stream.
+"""Stores LangGraph's checkpoints and pending writes as entries of an object stream, and their values as objects of that stream.
 
     path (thread, namespace)                 name: id of a checkpoint        object: `CheckpointObject`
     path (thread, namespace, checkpoint)     name: <task>/<index>            object: `WriteObject`
 
 Values
 ------
-A value or item that was saved before costs only a reference. The problem: LangGraph passes the whole value of a channel whenever any part
-of the value has changed. Mostly the value is a list that has grown by one item, and that item was saved just before, as the write of the
-node that created it.
+A value or item that was saved before is stored as a mere reference. The problem: LangGraph passes the complete value of a channel whenever
+any part of the value has changed. In most cases, the value is a list that has grown by one item, and that item has just been saved as the
+write of the node that created it.
 
-So each item of a list is saved as a separate object; small items are grouped by 64. A dict is saved as a list of alternating keys and
-values. The list itself is a *list record*. A list record contains the items' digests, or the number of leading items taken from another
-record and the items that follow. A chain of records is restarted after max(32, n/8) records. So n appended items cost about n references in
-all, and a read follows a bounded chain. Any other value is one object; a very small value is stored inline.
+So each item of a list is saved as a separate object, and small items are saved in groups of 64. A dict is saved as a list of alternating
+keys and values. The list itself is stored as a *list record*. A list record contains either the digests of all items, or a reference to
+another record, the number of leading items taken from that record, and the digests of the items that follow. A new chain of records is
+started after max(32, n/8) records. So appending n items takes about n references in total, and a read follows a chain of bounded length.
+Any other value is stored as one object, or inline if it is very small.
 
     item, other value     length of the type's name (1) | type's name | bytes, both as LangGraph's serializer gives them
     list record           MessagePack: kind | items in an object | records before | items taken from the first; references: [base,] items
 
-Only LangGraph's serializer encodes and decodes values. The serializer must encode equal values to equal bytes. A serializer that encrypts
-does not, so no objects would be shared (encrypt the store instead).
+All values are encoded and decoded by LangGraph's serializer, which must encode equal values to equal bytes. A serializer that encrypts does
+not do this, so no objects would be shared. Encrypt the store instead.
 
 Deletion
 --------
 Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception. Most of their checkpoints
-do not contain the channel's value, which is built from the writes of ancestors up to the nearest ancestor with a value. These ancestors
-remain.
+do not contain the channel's value, which is built from the writes of the ancestors back to the nearest ancestor that contains a value.
+These ancestors are not deleted.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ _Found = TypeVar("_Found")
 
 
 class RecentValues(Generic[_Found]):
-    """Cache of the `size_max` most recently used values, by digest. Threads may share it."""
+    """Cache of the `size_max` most recently used values, keyed by digest. Several threads may share it."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -55,7 +56,7 @@ class RecentValues(Generic[_Found]):
         self._lock = threading.Lock()
 
     def get(self, digest: bytes) -> _Found | None:
-        """Return the value and mark it as used."""
+        """Return the value and mark it as used. Return None if it is not cached."""
         with self._lock:
             if digest not in self._values:
                 return None
@@ -63,7 +64,7 @@ class RecentValues(Generic[_Found]):
             return self._values[digest]
 
     def put(self, digest: bytes, value: _Found) -> None:
-        """Add a value; evict the least recently used one."""
+        """Add a value. If the cache is full, evict the least recently used value."""
         with self._lock:
             self._values[digest] = value
             self._values.move_to_end(digest)
@@ -72,28 +73,28 @@ class RecentValues(Generic[_Found]):
 
 
 SPLIT_BYTES_MIN = 512
-"""Smallest size of a list that is split; a smaller one is one object."""
+"""Smallest size in bytes of a list that is split into items. A smaller list is stored as one object."""
 
 LARGE_ITEM_BYTES = 128
 RUN_ITEMS = 64
-"""Number of items in a group. Items that are smaller than `LARGE_ITEM_BYTES` on average are grouped, since their digests would be almost as
-large as the items."""
+"""Number of items in a group. Items are grouped if they are smaller than `LARGE_ITEM_BYTES` on average, since their digests would take
+almost as much space as the items."""
 
 SAMPLED_ITEMS = 16
-"""Number of leading items that determine the average size of items. Only leading items count, so that the result is stable while a list
-grows."""
+"""Number of leading items from which the average size of items is computed. Only leading items are used, so that the result does not change
+while a list grows."""
 
 CHAIN_MIN = 32
 CHAIN_PART = 8
 
 RECENT_LISTS = 256
-"""Number of cached lists. A list of 10,000 items takes about 80 KB here, in addition to its digests."""
+"""Number of cached lists. A list of 10,000 items takes about 80 KB in this cache, in addition to its digests."""
 
 INLINE, BLOB, LIST, DICT = range(4)
 
 
 class SavedValue(msgspec.Struct, frozen=True, gc=False):
-    """Reference to a value in the stream or, for kind `INLINE`, the value's type and bytes."""
+    """Reference to a value in the stream. If the kind is `INLINE`, it contains the value's type and bytes instead."""
 
     kind: int
     digest: bytes = b""
@@ -102,7 +103,7 @@ class SavedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A `SavedValue` as objects store it; `place`: index among the references of the containing object."""
+    """Form in which an object stores a `SavedValue`. `place` is an index into the references of the containing object."""
 
     kind: int
     place: int = 0
@@ -111,9 +112,10 @@ class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The bytes of a list record.
+    """The content of a list record's object, without its references.
 
-    With `depth` 0 the record has no base. Items have no references, so the first reference also identifies the base.
+    If `depth` is 0, the record has no base. Otherwise its first reference is the base. The first reference reveals whether there is a base,
+    since only records have references, not items.
     """
 
     kind: int
@@ -123,7 +125,7 @@ class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class KnownList(msgspec.Struct, frozen=True, gc=False):
-    """A list record with its whole chain: digests of all objects, and their structure."""
+    """A list record, together with the digests of all objects that contain the list's items."""
 
     record: ListRecord
     digests: tuple[bytes, ...]
@@ -134,14 +136,14 @@ _record_decoder = msgspec.msgpack.Decoder(ListRecord)
 
 
 class References:
-    """The references of an object that is being built or was read."""
+    """The references of an object that is being built or has been read."""
 
     def __init__(self, digests: Iterable[bytes] = ()) -> None:
         self.digests = list(digests)
         self._places = {digest: place for place, digest in enumerate(self.digests)}
 
     def place(self, value: SavedValue | None) -> SavedPlace | None:
-        """Return the value in the form stored in this object."""
+        """Return the form in which this object stores the value, adding a reference if necessary."""
         if value is None or value.kind == INLINE:
             return None if value is None else SavedPlace(INLINE, 0, value.type, value.data)
         if value.digest not in self._places:
@@ -150,21 +152,22 @@ class References:
         return SavedPlace(value.kind, self._places[value.digest])
 
     def value(self, place: SavedPlace | None) -> SavedValue | None:
-        """Return the value stored in this object."""
+        """Return the value that this object stores in the given form."""
         if place is None or place.kind == INLINE:
             return None if place is None else SavedValue(INLINE, b"", place.type, place.data)
         return SavedValue(place.kind, self.digests[place.place])
 
 
 class ValueCodec:
-    """Encodes values as objects, and decodes them. Threads may share it."""
+    """Encodes values as objects, and decodes them. Several threads may share it."""
 
     def __init__(self, objects: ObjectStream) -> None:
         self._objects = objects
         self._lists: RecentValues[KnownList] = RecentValues(RECENT_LISTS)
 
     def save(self, serde: SerializerProtocol, value: Any, change: Change, base: SavedValue | None = None) -> SavedValue:
-        """Add the objects of a value to `change`. `base`: the previous value of the channel, which still exists."""
+        """Add the objects of a value to `change`, and return a reference to the value. `base` is the channel's previous value, which must
+        still exist."""
         if type(value) in (list, dict):
             kind = LIST if type(value) is list else DICT
             items = value if kind == LIST else [part for pair in value.items() for part in pair]
@@ -177,7 +180,7 @@ class ValueCodec:
         return SavedValue(BLOB, change.add(_pack(name, data)))
 
     def load(self, serde: SerializerProtocol, values: Mapping[str, SavedValue]) -> dict[str, Any]:
-        """Return values, read together; raise NotFoundError if one was deleted."""
+        """Read several values at once. Raise NotFoundError if one of them was deleted."""
         lists = {name: self._known(value.digest) for name, value in values.items() if value.kind in (LIST, DICT)}
         digests = {value.digest for value in values.values() if value.kind == BLOB}
         digests.update(digest for known in lists.values() for digest in known.digests)
@@ -210,7 +213,8 @@ class ValueCodec:
         return SavedValue(kind, digest)
 
     def _known(self, digest: bytes) -> KnownList:
-        """Return a list record with its chain, read together: cached references name the records of the chain."""
+        """Return a list record with the digests of all its items. The records of its chain are found through cached references and read at
+        once."""
         chain: dict[bytes, list[bytes]] = {}
         known_list = self._lists.get(digest)
         newest: bytes | None = digest
@@ -229,7 +233,7 @@ class ValueCodec:
 
 
 def _split(serde: SerializerProtocol, items: list[Any]) -> tuple[int, list[bytes]] | None:
-    """Return the number of items in an object, and the objects' bytes; None: the items are too small to split."""
+    """Return the number of items per object, and the bytes of the objects. Return None if the list is too small to be split."""
     sample = [serde.dumps_typed(item) for item in items[:SAMPLED_ITEMS]]
     size_bytes = sum(len(data) for _, data in sample)
     if len(items) <= SAMPLED_ITEMS and size_bytes < SPLIT_BYTES_MIN:
@@ -251,7 +255,7 @@ def _join(serde: SerializerProtocol, known: KnownList, found: Mapping[bytes, byt
 
 
 def _common(first: tuple[bytes, ...], second: tuple[bytes, ...]) -> int:
-    """Return the number of leading digests that both have in common."""
+    """Return the number of leading digests that both tuples have in common."""
     if second[: len(first)] == first:
         return len(first)
     return next(
@@ -271,16 +275,17 @@ def _unpack(packed: bytes) -> tuple[str, bytes]:
 
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""Metadata key in checkpoints of graphs with a `DeltaChannel`. It contains the channels whose values may have to be built from writes of
-ancestors."""
+"""Key in the metadata of checkpoints of graphs with a `DeltaChannel`. Its value contains the channels whose values may have to be built
+from the writes of ancestors."""
 
 Version = str | int | float | None
 Channels = dict[str, tuple[Version, SavedValue | None]]
-"""Each channel's version, and its value, if any."""
+"""Channel name → the channel's version and its value, which is None if the checkpoint contains no value."""
 
 
 class CheckpointObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A checkpoint: its parent, its metadata and its content without channels, both serialized, and the channels."""
+    """The content of a checkpoint's object: its parent's id, its serialized metadata, its serialized content without the channels, and its
+    channels."""
 
     parent: str | None
     metadata: tuple[str, bytes]
@@ -289,7 +294,7 @@ class CheckpointObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One pending write."""
+    """The content of the object of one pending write."""
 
     task_path: str
     channel: str
@@ -297,7 +302,7 @@ class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
-    """Checkpoint that a config names. `checkpoint` None: the newest checkpoint."""
+    """The checkpoint to which a LangGraph config refers. `checkpoint` is None for the newest checkpoint."""
 
     thread: str
     namespace: str
@@ -305,11 +310,11 @@ class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> tuple[str, str]:
-        """Path of the checkpoints of its namespace."""
+        """Path under which the checkpoints of this namespace are stored."""
         return self.thread, self.namespace
 
     def config(self, checkpoint: str) -> RunnableConfig:
-        """Return a config that names another checkpoint of the same namespace."""
+        """Return a config that refers to a different checkpoint in the same namespace."""
         names = {"thread_id": self.thread, "checkpoint_ns": self.namespace, "checkpoint_id": checkpoint}
         return {"configurable": names}
 
@@ -319,7 +324,7 @@ _write_decoder = msgspec.msgpack.Decoder(WriteObject)
 
 
 def place_of(config: RunnableConfig) -> CheckpointPlace:
-    """Return the place named by a config; raise UsageError if it names no thread."""
+    """Return the checkpoint to which a config refers. Raise UsageError if the config contains no thread id."""
     configurable = config.get("configurable", {})
     thread = configurable.get("thread_id")
     if thread is None:
@@ -330,14 +335,14 @@ def place_of(config: RunnableConfig) -> CheckpointPlace:
 def encode_checkpoint(
     parent: str | None, metadata: tuple[str, bytes], rest: tuple[str, bytes], channels: Channels
 ) -> tuple[bytes, list[bytes]]:
-    """Return the bytes and the references of a checkpoint's object."""
+    """Encode a checkpoint. Return the bytes and the references of its object."""
     references = References()
     places = {name: (version, references.place(value)) for name, (version, value) in channels.items()}
     return _encoder.encode(CheckpointObject(parent, metadata, rest, places)), references.digests
 
 
 def decode_checkpoint(data: bytes, digests: list[bytes]) -> tuple[CheckpointObject, Channels]:
-    """Return a checkpoint's object and its channels."""
+    """Decode a checkpoint's object. Return it together with its channels."""
     checkpoint, references = _checkpoint_decoder.decode(data), References(digests)
     return checkpoint, {
         name: (version, references.value(place)) for name, (version, place) in checkpoint.channels.items()
@@ -345,7 +350,7 @@ def decode_checkpoint(data: bytes, digests: list[bytes]) -> tuple[CheckpointObje
 
 
 def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes, list[bytes]]:
-    """Return the bytes and the references of a write's object."""
+    """Encode a pending write. Return the bytes and the references of its object."""
     references = References()
     place = references.place(value)
     assert place is not None
@@ -353,7 +358,7 @@ def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes
 
 
 def decode_write(data: bytes, digests: list[bytes]) -> tuple[WriteObject, SavedValue]:
-    """Return a write's object and its value."""
+    """Decode the object of a pending write. Return it together with a reference to the write's value."""
     write = _write_decoder.decode(data)
     value = References(digests).value(write.value)
     assert value is not None
@@ -361,36 +366,37 @@ def decode_write(data: bytes, digests: list[bytes]) -> tuple[WriteObject, SavedV
 
 
 def write_name(task: str, channel: str, index: int) -> tuple[str, bool]:
-    """Return the entry name of a task's write, and whether a later write of that name replaces it."""
+    """Return the name of the entry for a task's write, and whether a later write with the same name replaces it."""
     index = WRITES_IDX_MAP.get(channel, index)
     return f"{task}/{index}", index < 0
 
 
 def split_write_name(name: str) -> tuple[str, int]:
-    """Return task and index of a write."""
+    """Split the name of a write's entry into the task id and the index."""
     task, _, index = name.rpartition("/")
     return task, int(index)
 
 
 def without_channels(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint without the data that is stored by channel."""
+    """Return a checkpoint without the data that is stored per channel."""
     return {key: content for key, content in checkpoint.items() if key not in ("channel_values", "channel_versions")}
 
 
 def delta_channels(metadata: CheckpointMetadata, channels: Channels) -> set[str]:
-    """Return the channels of a checkpoint whose values must be built from their ancestors' writes."""
+    """Return the names of the checkpoint's channels whose values must be built from the writes of its ancestors."""
     return {name for name in metadata.get(DELTA_COUNTERS) or () if channels.get(name, (None, None))[1] is None}
 
 
 class MetadataReader(Protocol):
-    """Reads checkpoints without their values."""
+    """Interface that this module requires for reading checkpoints without their values."""
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return metadata, parent and channels of the checkpoint in this object; raise NotFoundError if it was deleted."""
+        """Return the metadata, the parent's id and the channels of the checkpoint in this object. Raise NotFoundError if the object was
+        deleted."""
 
 
 def forget_thread(objects: ObjectStream, change: Change, thread: str) -> str:
-    """Delete all data of a thread. Return its newest checkpoint; "" if it has none."""
+    """Delete all data of a thread. Return the id of its newest checkpoint, or "" if it has none."""
     newest = ""
     for path in objects.paths(thread):
         names = objects.entries(path)
@@ -400,7 +406,7 @@ def forget_thread(objects: ObjectStream, change: Change, thread: str) -> str:
 
 
 def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
-    """Delete the checkpoints of a namespace that are not in `kept`, with their writes; also writes for older checkpoints that were never saved."""
+    """Delete the checkpoints of a namespace that are not in `kept`, together with their pending writes."""
     names = objects.entries(path)
     deleted = [name for name in names if name not in kept]
     _forget_names(change, path, deleted)
@@ -409,9 +415,9 @@ def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[s
 
 
 def keep_latest(reader: MetadataReader, objects: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
-    """Delete all checkpoints except the latest of each namespace and the ancestors from which it is built.
+    """Delete all checkpoints of a thread except the latest of each namespace and the ancestors from which that one is built.
 
-    Return the latest checkpoints.
+    Return path → id of the latest checkpoint.
     """
     latest: dict[Path, str] = {}
     for path in objects.paths(thread):
@@ -433,9 +439,10 @@ def newest(
     channels: Channels,
     keep_last: int,
 ) -> set[str]:
-    """Return the checkpoints that remain when `added` is saved: the newest, and those they are built from.
+    """Return the checkpoints to keep when `added` is saved. These are the `keep_last` newest checkpoints and the ancestors from which they
+    are built.
 
-    `added` may be older than all of them.
+    `added` itself may be older than all of these, and is then not among them.
     """
     names = objects.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])
@@ -446,7 +453,7 @@ def newest(
 
 
 def forget_runs(reader: MetadataReader, objects: ObjectStream, change: Change, runs: Collection[str]) -> None:
-    """Delete the checkpoints of these runs; raise UsageError if a remaining one is built from them."""
+    """Delete the checkpoints of these runs. Raise UsageError if a remaining checkpoint is built from one of them."""
     for thread in objects.first_words():
         for path in objects.paths(thread):
             if len(path) == 2:
@@ -463,7 +470,7 @@ def _forget_runs_in(
             if reader.read_metadata(digest)[0].get("run_id") in runs:
                 deleted.add(name)
         except NotFoundError:
-            continue  # The checkpoint was deleted meanwhile.
+            continue  # The checkpoint has been deleted meanwhile.
     if deleted:
         needed = _ancestors(reader, names, names.keys() - deleted) & deleted
         if needed:
@@ -480,7 +487,8 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
 
 
 def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
-    """Delete writes for missing checkpoints older than the newest one. Such checkpoints were lost in a crash, or deleted."""
+    """Delete the writes for checkpoints that do not exist and would be older than the newest checkpoint. Such checkpoints were lost in a
+    crash, or have been deleted."""
     for path in objects.paths(thread):
         if len(path) == 3:
             names = objects.entries(path[:2])
@@ -489,21 +497,21 @@ def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
 
 
 def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection[str]) -> set[str]:
-    """Return the ancestors from which the kept checkpoints are built."""
+    """Return the ancestors from which the checkpoints in `kept` are built."""
     ancestors: set[str] = set()
     for name in kept:
-        with contextlib.suppress(NotFoundError):  # The checkpoint was deleted meanwhile, so it needs no ancestors.
+        with contextlib.suppress(NotFoundError):  # A checkpoint that has been deleted meanwhile needs no ancestors.
             metadata, parent, channels = reader.read_metadata(names[name])
             ancestors.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
     return ancestors
 
 
 def _walk(reader: MetadataReader, names: dict[str, bytes], checkpoint: str | None, needed: set[str]) -> Iterator[str]:
-    """Yield ancestors, from this one on, until a value of each of these channels was found."""
+    """Yield this checkpoint and its ancestors, until a value has been found for each of the channels in `needed`."""
     while needed and checkpoint is not None and checkpoint in names:
         yield checkpoint
         try:
             _, checkpoint, channels = reader.read_metadata(names[checkpoint])
         except NotFoundError:
-            return  # The ancestor was deleted meanwhile, with its values.
+            return  # The ancestor has been deleted meanwhile, together with its values.
         needed = {name for name in needed if channels.get(name, (None, None))[1] is None}

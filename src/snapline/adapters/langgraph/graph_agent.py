@@ -1,21 +1,22 @@
-"""Run a LangGraph graph as an agent of a fleet (`SnaplineGraphAgent`).
+"""Runs a LangGraph graph as an agent of a fleet (`SnaplineGraphAgent`).
 
-The problem: a graph with its own checkpointer recovers exactly only if it is alone. If graphs send messages to each other, a failure
-returns one graph to its last checkpoint, while other graphs have already received messages that it sent later.
+The problem: a graph with its own checkpointer recovers correctly only if it does not communicate with other graphs. If graphs send messages
+to each other, a failure rolls one graph back to its last checkpoint, while other graphs have already received messages that it sent after
+that checkpoint.
 
-So a graph runs inside the turns of an agent. The checkpoint from which the graph continues in the next turn is part of the agent's state
-(`graph_memory.py`), so the same cut contains the graph and the rest of the fleet, and both roll back together. Within a turn the graph
-saves nothing: a plain turn is atomic, and a durable turn is rerun from its journal, which contains the calls of the graph's nodes
-(`graph_turns.py`). LangGraph uses clocks and threads of its own, so this design requires three changes:
+The solution: a graph runs inside the turns of an agent. The checkpoint from which the graph continues in the next turn is part of the
+agent's state (`graph_memory.py`). So the same cut contains the graph and the rest of the fleet, and both roll back together. Within a turn,
+nothing needs to be saved, since a plain turn is atomic, and a durable turn is rerun from its journal, which contains the calls of the
+graph's nodes (`graph_turns.py`). LangGraph uses its own clocks and threads, so this design requires three changes:
 
-1. Ids come from the turn. LangGraph derives the ids of checkpoints, and of messages without an id, from the clock and random numbers. So a
-   durable turn that a recovery reruns would end in a different state. The agent's next turn would then begin with a different state and
-   make its calls again. A saver cannot choose the ids of checkpoints, since LangGraph derives the ids of tasks and interrupts from them
-   before it saves. So this module patches the two id sources once. Within a turn the patched sources use the turn's ids; outside of turns
-   they work as before.
-2. Nodes of one superstep run one after the other, in LangGraph's order. Plain nodes run in one thread (`_run_at_submit`), coroutines in the
-   run's event loop.
-3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
+1. Ids come from the turn. LangGraph derives the ids of checkpoints, and of messages that have no id, from the clock and from random
+   numbers. So if a recovery reran a durable turn, the turn would end in a different state. The agent's next turn would then begin with a
+   different state and repeat its calls. A saver cannot choose the ids of checkpoints, since LangGraph derives the ids of tasks and
+   interrupts from them before it saves. So this module patches the two id sources once. Within a turn, the patched sources use the turn's
+   ids. Outside of turns, they work as before.
+2. The nodes of one superstep run one after another, in LangGraph's order. Plain functions run in one thread (`_run_at_submit`), and
+   coroutines in the run's event loop.
+3. LangGraph saves only when a run ends, not during the run (`durability="exit"`).
 """
 
 import asyncio
@@ -45,14 +46,14 @@ from snapline.errors import FleetDefinitionError, UsageError
 Source = Callable[[], UUID]
 
 drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
-"""Id sources of the current turn: for checkpoints, whose ids increase, and for messages."""
+"""Id sources of the current turn. The first is for checkpoints, whose ids must increase, and the second for messages."""
 
 
 def replace_sources() -> None:
-    """Patch LangGraph's id sources, if not yet done.
+    """Patch LangGraph's id sources, unless this has already been done.
 
     Raises:
-        ImportError: this version of LangGraph uses other id sources.
+        ImportError: this version of LangGraph uses different id sources.
     """
     if getattr(_checkpoint, "_snapline", False):
         return
@@ -79,14 +80,14 @@ replace_sources()
 
 
 class GraphInput(Message):
-    """An input for a graph, or for one of its threads."""
+    """An input for one of a graph's threads."""
 
     values: Any
     thread_id: str = MAIN
 
 
 class GraphResume(Message):
-    """An answer to an interrupt of a graph or of one of its threads.
+    """An answer to an interrupt in one of a graph's threads.
 
     If `interrupt` is given, only the interrupt with that id is answered.
     """
@@ -97,25 +98,26 @@ class GraphResume(Message):
 
 
 class GraphResult(Message):
-    """Result of a graph, and the pending interrupts by id. The values are plain; LangChain messages are dictionaries."""
+    """Result of running a graph, with the pending interrupts by id. All values are plain values, so LangChain messages are dictionaries."""
 
     values: Any
     interrupts: dict[str, Any] = {}  # noqa: RUF012  a struct's default is copied
 
 
 class SnaplineGraphAgent(Agent):
-    """Base class of agents that run a graph. A subclass sets the graph:
+    """Base class of agents that run a graph. A subclass sets `graph`:
 
         class Writer(SnaplineGraphAgent):
             graph = builder
 
     The agent accepts `GraphInput` and `GraphResume`, and replies with a `GraphResult`. A subclass may have handlers that convert other
-    messages to inputs of the graph, and its results to messages, with `ainvoke` in durable turns or `invoke` in plain ones.
+    messages to inputs of the graph, and the graph's results to messages. Such handlers run the graph with `ainvoke` in durable turns, or
+    with `invoke` in plain turns.
 
     Attributes:
-        graph: a `StateGraph`, or the result of its `compile`, without a checkpointer.
-        serde: LangGraph's serializer of values.
-        state: a `GraphMemory`, or a subclass of it with fields of your own.
+        graph: a `StateGraph`, or a graph compiled without a checkpointer.
+        serde: LangGraph's serializer for values.
+        state: a `GraphMemory`, or an instance of a subclass with additional fields.
     """
 
     graph: ClassVar[Any] = None
@@ -129,7 +131,7 @@ class SnaplineGraphAgent(Agent):
 
     @handler(durable=True)
     async def on_graph_input(self, message: GraphInput | GraphResume, ctx: Context) -> None:
-        """Run the graph once. A node may send the reply itself."""
+        """Run the graph until its end or an interrupt, and reply with the result unless a node has already replied."""
         graph_input = self._resume(message, ctx) if isinstance(message, GraphResume) else message.values
         output = await self.ainvoke(graph_input, ctx, thread_id=message.thread_id)
         interrupts = output.pop(INTERRUPT, ()) if isinstance(output, dict) else ()
@@ -151,13 +153,13 @@ class SnaplineGraphAgent(Agent):
         thread_id: str = MAIN,
         config: RunnableConfig | None = None,
         **options: Any,
-    ) -> Any:  # what the graph gives
-        """Run the graph within a plain turn until its end or an `interrupt`, like LangGraph's `invoke`. The graph's nodes cannot wait.
+    ) -> Any:  # whatever the graph returns
+        """Run the graph within a plain turn until its end or an `interrupt`, like LangGraph's `invoke`. The graph's nodes must not wait.
 
         Args:
-            input: the graph's input; `Command(resume=…)` answers an interrupt, in any later turn.
-            thread_id: id of a conversation; each conversation continues from where it ended.
-            config: additional LangGraph configuration.
+            input: the graph's input. `Command(resume=…)` answers an interrupt, which may be from any earlier turn.
+            thread_id: id of the graph's thread, which is a conversation. Each thread continues from where it ended.
+            config: additional configuration for LangGraph.
             options: other options of LangGraph's `invoke`, such as `context`.
         """
         run = self._runner(input, thread_id, config, options)
@@ -171,15 +173,15 @@ class SnaplineGraphAgent(Agent):
         thread_id: str = MAIN,
         config: RunnableConfig | None = None,
         **options: Any,
-    ) -> Any:  # what the graph gives
-        """Run the graph within a durable turn, in which nodes may wait for `durable(…)` and for the methods of `graph_turn()`."""
+    ) -> Any:  # whatever the graph returns
+        """Run the graph within a durable turn, like `invoke`. Its nodes may wait for `durable(…)` and for the methods of `graph_turn()`."""
         run = self._runner(input, thread_id, config, options)
         thread = SteppedThread(lambda: run(turn))
         turn = self._turn(ctx, thread)
         return await thread.run()
 
     def values(self, thread_id: str = MAIN) -> dict[str, Any]:
-        """Return the graph's values, as `GraphMemory.values`."""
+        """Return the graph's current values, like `GraphMemory.values`."""
         return self.state.values(thread_id, self.serde)
 
     def _turn(self, ctx: Context, thread: SteppedThread | None) -> GraphTurn:
@@ -188,7 +190,7 @@ class SnaplineGraphAgent(Agent):
     def _runner(
         self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
     ) -> Callable[[GraphTurn], Any]:
-        """Return a function that runs the graph on behalf of a turn. The function leaves its context variables set."""
+        """Return a function that runs the graph on behalf of a turn. The function does not reset the context variables that it sets."""
         compiled, memory = _compiled(type(self)), self.state
         play = _play_async if _has_coroutines(compiled) else _play
 
@@ -210,7 +212,7 @@ class SnaplineGraphAgent(Agent):
 
 
 def plain(value: Any) -> Any:
-    """Return a value in the form that messages contain. Pydantic models, such as LangChain messages, become dictionaries."""
+    """Return a value in a form that messages can contain. Pydantic models, such as LangChain messages, become dictionaries."""
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -238,7 +240,7 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
 
 @functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
-    """Return whether the graph has a coroutine node, which LangGraph's `invoke` cannot run."""
+    """Return whether the graph or a subgraph has a node that is a coroutine function, which LangGraph's `invoke` cannot run."""
     graphs = [compiled, *(subgraph for _, subgraph in compiled.get_subgraphs(recurse=True))]
     return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
 
@@ -261,7 +263,7 @@ def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
 
 
 def _run_at_submit(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Run a task when it is submitted, instead of in LangGraph's thread pool."""
+    """Run a task immediately when it is submitted, instead of in LangGraph's thread pool."""
     for option in [name for name in kwargs if name.startswith("__")]:
         del kwargs[option]
     future: Future[Any] = Future()

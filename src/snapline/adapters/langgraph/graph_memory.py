@@ -1,11 +1,11 @@
-"""Store the checkpoints of an agent's graph as a part of the agent's state.
+"""Stores the checkpoints of an agent's graph as a part of the agent's state.
 
 The state contains only the checkpoints that the graph needs to continue. These are the newest checkpoint of each thread, the checkpoints of
-interrupted subgraphs, and for graphs with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel;
-use snapshots of the fleet instead.
+interrupted subgraphs, and in graphs with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel,
+for which the fleet's snapshots can be used instead.
 
-LangGraph's serializer encodes the values. A large value is a `Blob`, to which the agent's checkpoints refer until a step of the graph
-changes it.
+LangGraph's serializer encodes the values. A large value is stored as a `Blob`, which the agent's checkpoints share until a step of the
+graph changes the value.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -37,16 +37,18 @@ MAIN = "main"
 """Default thread of a graph."""
 
 BLOB_BYTES_MIN = 4096
-"""Smallest size of a blob. A blob is a separate part of each checkpoint, with an overhead of some hundred bytes."""
+"""Smallest size in bytes of a value that is stored as a blob. A blob is a separate part of each checkpoint, with an overhead of a few
+hundred bytes."""
 
 NO_TIME = "1970-01-01T00:00:00+00:00"
-"""Constant timestamp of all checkpoints, so that a rerun turn ends in the same state. No value is computed from the timestamp."""
+"""Timestamp that is used for all checkpoints, so that a rerun turn ends in the same state. No value depends on it."""
 
 Typed = tuple[str, bytes]
 
 
 class GraphValue(msgspec.Struct, frozen=True):
-    """A channel's value: type and bytes, or `large` for a blob, and the channel version that set the value."""
+    """A channel's value, as its type and its bytes, and the version of the channel that set the value. The bytes are in `data`, or in the
+    blob `large`."""
 
     version: int
     type: str
@@ -66,7 +68,7 @@ class GraphValue(msgspec.Struct, frozen=True):
 
 
 class GraphCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of a graph. `rest`: content of the checkpoint without the values of its channels."""
+    """A checkpoint of a graph. `rest` is the checkpoint's content without the values of its channels."""
 
     parent: str | None
     metadata: Typed
@@ -75,7 +77,7 @@ class GraphCheckpoint(msgspec.Struct, frozen=True):
 
 
 class GraphWrite(msgspec.Struct, frozen=True):
-    """Pending write of a task whose superstep has not ended."""
+    """A pending write of a task whose superstep has not ended."""
 
     path: str
     channel: str
@@ -83,7 +85,7 @@ class GraphWrite(msgspec.Struct, frozen=True):
 
 
 class GraphNamespace(msgspec.Struct):
-    """The checkpoints of a graph or of one of its subgraphs by id, and the pending writes of each checkpoint."""
+    """The checkpoints of a graph or of one of its subgraphs, by id, and the pending writes of each checkpoint."""
 
     checkpoints: dict[str, GraphCheckpoint] = {}
     writes: dict[str, dict[str, GraphWrite]] = {}
@@ -93,15 +95,16 @@ class GraphMemory(msgspec.Struct):
     """The state of a `SnaplineGraphAgent`. Subclasses may add fields.
 
     Attributes:
-        threads: thread → namespace → checkpoints of the namespace; the graph's own namespace is "".
-        drawn: number of checkpoint ids generated so far; the next id is greater than all earlier ids.
+        threads: thread → namespace → the namespace's checkpoints. The namespace of the graph itself is "".
+        drawn: number of checkpoint ids generated so far. It ensures that each new id is greater than all earlier ids.
     """
 
     threads: dict[str, dict[str, GraphNamespace]] = {}
     drawn: int = 0
 
     def values(self, thread_id: str = MAIN, serde: SerializerProtocol | None = None) -> dict[str, Any]:
-        """Return the graph's values in this state; empty if the thread has not begun. For `stop_when`, invariants and tests.
+        """Return the graph's values in this state, or an empty dictionary if the thread has not begun. This method is meant for
+        `stop_when`, invariants and tests.
 
         The value of a `DeltaChannel` is included only if the newest checkpoint contains a snapshot of the channel.
         """
@@ -117,12 +120,12 @@ class GraphMemory(msgspec.Struct):
         }
 
     def forget(self, thread_id: str = MAIN) -> None:
-        """Delete a thread, if it exists."""
+        """Delete a thread if it exists."""
         self.threads.pop(thread_id, None)
 
 
 class GraphMemorySaver(BaseCheckpointSaver[int]):
-    """LangGraph checkpointer that stores checkpoints in a `GraphMemory`, for one run of a graph."""
+    """LangGraph checkpointer that stores checkpoints in a `GraphMemory`. It is used for one run of a graph."""
 
     def __init__(self, memory: GraphMemory, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
@@ -135,7 +138,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Add a checkpoint. Values unchanged since its parent are shared with the parent."""
+        """Add a checkpoint. Values that have not changed since its parent are shared with the parent."""
         place = place_of(config)
         namespace = self._namespace(place)
         before = namespace.checkpoints.get(place.checkpoint or "")
@@ -157,7 +160,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Add a task's writes for the step after the checkpoint named by the config."""
+        """Add a task's writes for the step that follows the checkpoint in the config."""
         place = place_of(config)
         saved_writes = self._namespace(place).writes.setdefault(place.checkpoint or "", {})
         for index, (channel, value) in enumerate(writes):
@@ -166,7 +169,8 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
                 saved_writes[name] = GraphWrite(task_path, channel, self.serde.dumps_typed(value))
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint named by a config, or the newest of its thread."""
+        """Return the checkpoint to which the config refers. If it refers to none, return the newest checkpoint of its thread. Return None
+        if there is no such checkpoint."""
         place = place_of(config)
         namespace = self._memory.threads.get(place.thread, {}).get(place.namespace)
         checkpoint = place.checkpoint or (max(namespace.checkpoints, default=None) if namespace is not None else None)
@@ -182,7 +186,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield the newest checkpoint, because the memory contains no other one."""
+        """Yield only the newest checkpoint, because the memory contains no history."""
         newest = None if config is None else self.get_tuple(config)
         if newest is not None:
             yield newest
@@ -196,17 +200,17 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Call `put`."""
+        """Same as `put`."""
         return self.put(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Call `put_writes`."""
+        """Same as `put_writes`."""
         self.put_writes(config, writes, task_id, task_path)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Call `get_tuple`."""
+        """Same as `get_tuple`."""
         return self.get_tuple(config)
 
     async def alist(
@@ -217,14 +221,15 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Call `list`."""
+        """Same as `list`, as an asynchronous iterator."""
         for found in self.list(config, filter=filter, before=before, limit=limit):
             yield found
 
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def settle(self, thread_id: str) -> None:
-        """End a run: delete the data that later runs do not need, and sort the rest, since its order depends on LangGraph's threads."""
+        """End a run. The data that later runs do not need is deleted. The rest is sorted, since its order depends on LangGraph's
+        threads."""
         namespaces = self._memory.threads.get(thread_id, {})
         remaining = dict[str, GraphNamespace]()
         waiting = set[str]()  # tasks with a pending interrupt
@@ -246,7 +251,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         return GraphNamespace({checkpoint: namespace.checkpoints[checkpoint] for checkpoint in needed}, writes)
 
     def _needed(self, namespace: GraphNamespace) -> Iterator[str]:
-        """Yield the newest checkpoint, and the ancestors from whose writes the delta channels are built."""
+        """Yield the newest checkpoint, followed by the ancestors from whose writes the values of its delta channels are built."""
         name: str | None = max(namespace.checkpoints)
         missing: set[str] | None = None
         while name in namespace.checkpoints and name is not None and missing != set():
@@ -275,13 +280,13 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
 
 
 def _is_own(channel: str) -> bool:
-    """Return whether the channel is defined by the graph's author, not by LangGraph."""
+    """Return whether the channel was defined by the graph's author instead of by LangGraph."""
     return not channel.startswith(("__", "branch:"))
 
 
 def _tasks_of(namespace: str) -> set[str]:
     """Return the task ids in a namespace of the form `node:task|node:task`.
 
-    The namespace of a subgraph with its own memory contains none.
+    The namespace of a subgraph with its own memory contains no task ids.
     """
     return {part.partition(":")[2] for part in namespace.split("|") if ":" in part}

@@ -1,13 +1,13 @@
-"""Give a graph's nodes access to the turn that runs the graph.
+"""Gives a graph's nodes access to the turn that runs the graph.
 
-A node may use the turn anywhere, such as deep inside a tool or a model wrapper. The turn is in a context variable, which LangGraph
-propagates. The calls need no `await`, so nodes remain plain functions. The agent's handler awaits the slow operations, so the turn's
-journal contains them.
+A node may use the turn anywhere in its code, such as deep inside a tool or a model wrapper. The turn is stored in a context variable, which
+LangGraph propagates. Its methods need no `await`, so nodes remain plain functions. The agent's handler awaits the slow operations, so the
+turn's journal contains them.
 
-The handler of a durable turn is a coroutine, which the runtime drives. A graph's nodes are plain functions, deep inside LangGraph's loop.
-So the graph runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to await something, it passes
-the awaitable to the handler and blocks until the handler has the result. The handler is blocked while the thread runs. Exactly one of the
-two runs at any time, so the handler is as deterministic as one without threads.
+The handler of a durable turn is a coroutine that the runtime drives, while a graph's nodes are plain functions that LangGraph's loop calls.
+So the graph runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to wait, it passes an awaitable
+to the handler, and blocks until the handler has the result. While the thread runs, the handler is blocked. Exactly one of the two runs at
+any time, so the handler is as deterministic as a handler without threads.
 """
 
 import contextvars
@@ -27,15 +27,17 @@ from snapline.agent_runtime.context import Context
 from snapline.errors import UsageError
 
 SHUTDOWN_S = 5.0
-"""Time for a node to end its work at shutdown. After this time the thread is abandoned; it ends with the process at the latest."""
+"""Time in seconds that a node has to end its work at shutdown. After this time, the thread is abandoned. It ends with the process at the
+latest."""
 
 
 class TurnUndoneError(BaseException):
-    """The turn of this node was undone. The class is a BaseException, so that `except Exception` in a node or graph does not catch it."""
+    """The turn of this node was undone. The class is a BaseException, so that `except Exception` in a node or graph does not catch this
+    error."""
 
 
 class SteppedThread:
-    """Runs `function` in a thread that alternates with a coroutine. The coroutine awaits `run`; the function calls `wait`."""
+    """Runs `function` in a thread that alternates with a coroutine. The coroutine awaits `run`, and the function calls `wait`."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -46,8 +48,9 @@ class SteppedThread:
         self._waiting = threading.Lock()
         self._is_over = False
 
-    async def run(self) -> Any:  # the function's own result
-        """Run the function to its end, and await each awaitable that the function passes. If this coroutine is closed, the thread ends."""
+    async def run(self) -> Any:  # whatever the function returns
+        """Run the function to its end and return its result. Each awaitable that the function passes to `wait` is awaited here. If this
+        coroutine is closed, the thread is told to end."""
         try:
             awaitable = self._start()
             while awaitable is not None:
@@ -56,9 +59,9 @@ class SteppedThread:
             self._close()
         return self._outcome()
 
-    def wait(self, wanted: Awaitable[Any]) -> Any:  # what it comes to
-        """Let the caller of `run` await `wanted`, and block until the result is available. Called in the thread."""
-        with self._waiting:  # serializes threads that a node may have created
+    def wait(self, wanted: Awaitable[Any]) -> Any:  # the awaitable's result
+        """Let the caller of `run` await `wanted`, and block until the result is available. This method is called in the thread."""
+        with self._waiting:  # serializes calls by threads that a node may have created
             if self._is_over:
                 getattr(wanted, "close", lambda: None)()
                 raise TurnUndoneError
@@ -116,14 +119,15 @@ _Result = TypeVar("_Result")
 _running: ContextVar["GraphTurn | None"] = ContextVar("snapline-graph-turn", default=None)
 
 SAVED = "langgraph"
-"""Prefix of a step's result that LangGraph's serializer has encoded."""
+"""First element of a step's result that was encoded by LangGraph's serializer."""
 
 
 class GraphTurn:
     """The turn of an agent that runs a graph. The object is valid until the graph's run ends.
 
     Attributes:
-        ctx: the turn's context. Use `send`, `reply`, `emit`, `now`, `random` and `uuid` directly; pass its awaitables to `wait`.
+        ctx: the turn's context. Its methods `send`, `reply`, `emit`, `now`, `random` and `uuid` can be used directly. Pass awaitables that
+            it returns to `wait`.
     """
 
     def __init__(
@@ -136,11 +140,11 @@ class GraphTurn:
 
     @property
     def may_wait(self) -> bool:
-        """Return whether nodes may wait, since the turn is durable."""
+        """Return whether nodes may wait, which they may if the turn is durable."""
         return self._thread is not None
 
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
-        """Wait for an awaitable of the context: `turn.wait(turn.ctx.sleep(1))`.
+        """Wait for an awaitable that the context has returned, as in `turn.wait(turn.ctx.sleep(1))`, and return its result.
 
         Raises:
             UsageError: the graph runs in a plain turn, which cannot wait.
@@ -155,7 +159,7 @@ class GraphTurn:
         return result
 
     def call(self, agent: str, message: object, reply_type: type[_Reply], *, timeout_s: float = 60.0) -> _Reply:
-        """Call another agent, as `Context.call`."""
+        """Call another agent, like `Context.call`."""
         return self.wait(self.ctx.call(agent, message, reply_type, timeout_s=timeout_s))
 
     def step(
@@ -167,36 +171,37 @@ class GraphTurn:
         heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
         durability: str = "log",
-    ) -> Any:  # the function's own result
-        """Run external I/O like `Context.step`. A rerun turn does not repeat a call that has ended.
+    ) -> Any:  # whatever the function returns
+        """Run external I/O as a step, like `Context.step`. A rerun turn does not repeat a step that has ended.
 
-        LangGraph's serializer must support the result, such as LangChain messages. A rerun turn does not compare arguments.
+        LangGraph's serializer must be able to encode the result. It supports LangChain messages, for example. A rerun turn does not compare
+        the arguments.
         """
         work = functools.partial(_Saving(function, self._serde), *args)
         options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s}
         result = self.wait(self.ctx.step(name, work, **options, retries=retries, durability=durability))
         if isinstance(result, list) and len(result) == 3 and result[0] == SAVED:
             return self._serde.loads_typed((result[1], result[2]))
-        return result  # the result of a simulator's stub
+        return result  # the result of a stub in the simulator
 
     # -- internal ------------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Make this the turn of nodes that run in the current context."""
+        """Make this turn the turn of all nodes that run in the current context."""
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
         """Return the next checkpoint id.
 
-        A counter replaces the time in LangGraph's ids (version 6), so ids of one memory are unique and increase.
+        A counter replaces the time in LangGraph's ids (UUIDs of version 6), so the ids in one memory are unique and increasing.
         """
         self._memory.drawn += 1
         return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
 
     def message_id(self) -> UUID:
-        """Return an id for a message without an id.
+        """Return a new id for a message that has no id.
 
-        Ids are unique among all turns of all agents, since agents send such messages to each other.
+        Ids must be unique among all turns of all agents, since agents send such messages to each other.
         """
         return self.ctx.uuid()
 
@@ -205,7 +210,7 @@ def graph_turn() -> GraphTurn:
     """Return the turn that runs this node's graph.
 
     Raises:
-        UsageError: no turn runs the graph.
+        UsageError: the graph is not being run by a turn.
     """
     turn = _running.get()
     if turn is None:
@@ -214,7 +219,8 @@ def graph_turn() -> GraphTurn:
 
 
 def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:  # the function's own result
-    """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`): a call that has ended is not repeated.
+    """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`). A rerun turn does not repeat a call that
+    has ended.
 
     If no turn runs the graph, as in a test of the graph alone, the function is called directly.
     """
@@ -222,7 +228,7 @@ def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any)
 
 
 class _Saving:
-    """Function of a step that encodes its result for the journal with LangGraph's serializer."""
+    """Wrapper of a step's function that encodes the function's result for the journal with LangGraph's serializer."""
 
     def __init__(self, function: Callable[..., Any], serde: SerializerProtocol) -> None:
         self._function = function

@@ -1,16 +1,16 @@
-"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed cost only a reference.
+"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed are stored as mere references.
 
-A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph names in
-`new_versions`; all other values are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object
-stream; the values are objects of that stream (`checkpoints.py`). Every change is atomic, and durable when the call returns.
+A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph lists in
+`new_versions`. All other values have not changed since the previous checkpoint. Checkpoints and pending writes are entries of one object
+stream, and the values are objects of that stream (`checkpoints.py`). Every change is atomic, and is durable when the call returns.
 
-The async methods call the synchronous methods in threads of the event loop's pool (`in_thread`).
+The asynchronous methods call the synchronous methods in threads of the event loop's thread pool (`in_thread`).
 
-`LateWrites` detects writes by runs whose checkpoints were deleted in the meantime; the saver ignores such writes. A run that was cancelled,
-or that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of such a
-checkpoint was deleted, or was ignored itself. A checkpoint without a parent begins a new run, or belongs to a conversation that is being
-restored, so it is saved. Only this process can have such runs, since one process at a time has the stream open. So late writes are detected
-in memory.
+`LateWrites` detects writes by runs whose checkpoints have been deleted in the meantime. The saver ignores such writes. If a run was
+cancelled, or still runs in an operating system thread, it may save a checkpoint after its conversation was deleted or pruned. The parent of
+such a checkpoint was deleted, or was itself ignored. A checkpoint without a parent begins a new run, or belongs to a conversation that is
+being restored, so it is saved. Only this process can have such runs, since only one process at a time has the stream open. So late writes
+can be detected in memory.
 """
 
 import contextlib
@@ -52,12 +52,12 @@ from snapline.storage.store.object_stream import Change, ObjectStream, Path, Sta
 from snapline.storage.store.store import Store
 
 REMEMBERED_MAX = 4096
-"""Largest number each of deleted threads, runs and ignored checkpoints that are remembered. Late writes come within seconds; memory stays
-below 1 MB."""
+"""Largest number of deleted threads that are remembered. The same limit applies to pruned namespaces, to deleted runs and to ignored
+checkpoints. Late writes arrive within seconds, and with this limit the memory used stays below 1 MB."""
 
 
 class LateWrites:
-    """Distinguishes late writes from other writes. Threads may share an instance."""
+    """Distinguishes late writes from other writes. Several threads may share an instance."""
 
     def __init__(self) -> None:
         self._deleted: dict[str, str] = {}
@@ -66,11 +66,12 @@ class LateWrites:
         self._ignored: dict[str, None] = {}
 
     def on_thread_deleted(self, thread: str, newest: str) -> None:
-        """Record that all checkpoints of a thread were deleted. `newest`: the newest of these checkpoints."""
+        """Record that all checkpoints of a thread were deleted. `newest` is the id of the newest of them."""
         _remember(self._deleted, thread, max(newest, self._deleted.get(thread, "")))
 
     def on_pruned(self, path: Path, kept: str) -> None:
-        """Record that a namespace's checkpoints older than `kept` were deleted, except the ancestors from which `kept` is built."""
+        """Record that all checkpoints of a namespace that are older than `kept` were deleted, except the ancestors from which `kept` is
+        built."""
         _remember(self._pruned, path, max(kept, self._pruned.get(path, "")))
 
     def on_runs_deleted(self, runs: Collection[str]) -> None:
@@ -79,13 +80,14 @@ class LateWrites:
             _remember(self._runs, run, None)
 
     def on_not_saved(self, checkpoint: str) -> None:
-        """Record that a checkpoint was not saved, since enough newer checkpoints exist."""
+        """Record that a checkpoint was not saved because enough newer checkpoints exist."""
         _remember(self._ignored, checkpoint, None)
 
     def is_late(
         self, path: Path, known: Container[str], checkpoint: str, *, parent: str | None, run: Any = None
     ) -> bool:
-        """Return whether a checkpoint comes from a run with deleted checkpoints: its parent is not in `known`."""
+        """Return whether a checkpoint was saved by a run whose checkpoints have been deleted. `known` contains the existing checkpoints of
+        its namespace."""
         if str(run) in self._runs:
             return True
         if parent is None or parent in known or checkpoint in known:
@@ -97,7 +99,7 @@ class LateWrites:
         return False
 
     def are_late(self, path: Path, known: Container[str], checkpoint: str) -> bool:
-        """Return whether writes for this checkpoint come after its deletion."""
+        """Return whether writes for this checkpoint arrive after the checkpoint was deleted or ignored."""
         if checkpoint in known:
             return False
         deleted = max(self._deleted.get(path[0], ""), self._pruned.get(path, ""))
@@ -115,31 +117,32 @@ SHELF = "langgraph"
 """Name of the saver's object stream in its store."""
 
 RECENT_CHECKPOINTS = 1024
-"""Number of checkpoints whose channels are cached; mostly the newest checkpoint of each running thread."""
+"""Number of checkpoints whose channels are cached. Usually these are the newest checkpoints of the running threads."""
 
 _STALE_MAX = 10
-"""Largest number of attempts of a change whose references were deleted meanwhile. The second attempt writes all values again."""
+"""Largest number of attempts at a change if objects to which it refers are deleted meanwhile. From the second attempt on, a checkpoint is
+saved with all its values."""
 
 Writes = list[tuple[str, str, Any]]
 Listed = list[tuple[CheckpointPlace, str, bytes]]
-"""Alias at module level: inside the class, `list` is a method."""
+"""Alias defined at module level, because inside the class `list` is a method."""
 
 
 class SnaplineSaver(BaseCheckpointSaver[str]):
-    """Saves the checkpoints of LangGraph's graphs in a snapline store.
+    """Saves the checkpoints of LangGraph graphs in a snapline store.
 
-    Create a saver with `SnaplineSaver.open("folder")`. The saver is a context manager, synchronous and asynchronous. Threads and event
-    loops may share it. Only one saver in one process may have a folder open.
+    Create a saver with `SnaplineSaver.open("folder")`. The saver is both a synchronous and an asynchronous context manager. Several threads
+    and event loops may share it. Only one saver in one process may have a folder open.
 
-    Every change is atomic, and durable when the method returns. Writes of a run whose thread or checkpoints were deleted or pruned are ignored. A
-    cancelled coroutine ends when its change has ended. If the environment names a key (`SNAPLINE_STORE_KEY`), all data is encrypted, and
-    unencrypted data is rejected.
+    Every change is atomic, and is durable when the method returns. Writes by a run whose thread or checkpoints have been deleted or pruned
+    are ignored. If a coroutine is cancelled, it ends only when its change has ended. If a key is set in the environment
+    (`SNAPLINE_STORE_KEY`), all data is encrypted, and unencrypted data is rejected.
     """
 
     def __init__(
         self, objects: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
     ) -> None:
-        """Save into an open object stream. Use `open` unless you have opened an object stream yourself."""
+        """Create a saver for an open object stream. Use `open` instead unless you have opened an object stream yourself."""
         super().__init__(serde=serde)
         self._objects = objects
         self._codec = ValueCodec(objects)
@@ -157,21 +160,22 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         keys: Keys | None = None,
         must_exist: bool = False,
     ) -> "SnaplineSaver":
-        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
         Args:
             location: a folder or URL that only this saver uses.
-            serde: LangGraph's serializer of values; None: its `JsonPlusSerializer`.
-            keep_last: number of checkpoints to retain in each thread and namespace. Older ones are deleted when new ones are saved. None:
-                retain all.
-            keys: keys of the store; None: use the keys that environment variables name (docs/protection.md).
-            must_exist: do not create the store. Use this if the store must already exist, so that a missing mount is an error.
+            serde: LangGraph's serializer for values. None means its `JsonPlusSerializer`.
+            keep_last: number of checkpoints to retain in each thread and namespace. Older checkpoints are deleted when new ones are saved.
+                None means that all are retained.
+            keys: keys of the store. None means the keys in the environment variables (docs/protection.md).
+            must_exist: do not create the store. Set this if the store should already exist, so that a missing mount is reported as an
+                error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
             ObjectStreamInUseError: another process, or another saver of this process, has the object stream open.
-            UsageError: `keep_last` is below 1, or there can be no store at the location.
-            StoreError: the store is encrypted and the key is missing; or the disk failed.
+            UsageError: `keep_last` is less than 1, or the location cannot contain a store.
+            StoreError: the store is encrypted but the key is missing, or the disk has failed.
             DamagedDataError: a file is damaged.
         """
         if keep_last is not None and keep_last < 1:
@@ -180,10 +184,10 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return cls(ObjectStream.open(store, SHELF), serde=serde, keep_last=keep_last)
 
     from_conn_string = open
-    """Alias used by other savers: `with SnaplineSaver.from_conn_string("folder") as saver`."""
+    """Alias with the name that other savers use: `with SnaplineSaver.from_conn_string("folder") as saver`."""
 
     def close(self) -> None:
-        """Close the store. May be called twice."""
+        """Close the store. A second call has no effect."""
         self._objects.close()
 
     def __enter__(self) -> Self:
@@ -203,7 +207,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         await in_thread(self.close)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version that is unique among all branches of the thread: a counter and a random part."""
+        """Return a new version, which consists of a counter and a random part. It is unique among all branches of the thread."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
         return f"{number + 1:032}.{int.from_bytes(os.urandom(7)):017}"
 
@@ -216,7 +220,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a checkpoint; the config names its parent. Channels that are not in `new_versions` are unchanged since the parent."""
+        """Save a checkpoint whose parent is the checkpoint in the config. Channels that are not in `new_versions` have not changed since
+        the parent."""
         place = place_of(config)
         written = get_serializable_checkpoint_metadata(config, metadata)
         entries = self._objects.entries(place.path)
@@ -248,7 +253,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save a task's writes for the step after the checkpoint named by the config."""
+        """Save a task's writes for the step that follows the checkpoint in the config."""
         place = place_of(config)
         if place.checkpoint is None:
             raise UsageError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
@@ -266,15 +271,16 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             self._objects.commit(change)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread with its checkpoints and writes, in all namespaces."""
+        """Delete a thread, with its checkpoints and writes in all namespaces."""
         self._forget_thread(change := self._objects.change(), str(thread_id))
         self._commit(change)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete all checkpoints of these runs, and their writes. This reads the metadata of every checkpoint in the store.
+        """Delete all checkpoints of these runs, with their writes. This reads the metadata of every checkpoint in the store.
 
         Raises:
-            UsageError: a remaining checkpoint needs a deleted one, because a `DeltaChannel` is built from ancestors.
+            UsageError: a remaining checkpoint needs one of these checkpoints, because the value of its `DeltaChannel` is built from
+                ancestors.
         """
         change = self._objects.change()
         checkpoints_module.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
@@ -282,20 +288,21 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread. The copy costs only references."""
+        """Copy all checkpoints and writes of a thread. The copy consists only of references to the stored objects."""
         for _ in range(_STALE_MAX):
             change = self._objects.change()
             for path in self._objects.paths(str(source_thread_id)):
                 for name, digest in self._objects.entries(path).items():
                     change.name((str(target_thread_id), *path[1:]), name, digest)
-            with contextlib.suppress(StaleReferenceError):  # An object was deleted meanwhile.
+            with contextlib.suppress(StaleReferenceError):  # An object has been deleted meanwhile.
                 return self._commit(change)
         raise NotFoundError(f"thread {source_thread_id!r} is deleted again and again while it is copied")
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete all checkpoints but the latest of each namespace (`keep_latest`), or all checkpoints (`delete`).
+        """Delete checkpoints of these threads. The strategy `keep_latest` deletes all except the latest of each namespace, and `delete`
+        deletes all.
 
-        For graphs with a `DeltaChannel`, the ancestors from which the latest checkpoint is built remain, too.
+        In graphs with a `DeltaChannel`, `keep_latest` also keeps the ancestors from which the latest checkpoint is built.
         """
         if strategy not in ("keep_latest", "delete"):
             raise UsageError(f"{strategy!r} is no strategy: give 'keep_latest' or 'delete'")
@@ -311,7 +318,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that a config names, or the newest of the thread; None if there is no such checkpoint."""
+        """Return the checkpoint to which the config refers. If it refers to none, return the newest checkpoint of its thread and namespace.
+        Return None if there is no such checkpoint."""
         place = place_of(config)
         for _ in range(
             _STALE_MAX
@@ -332,19 +340,20 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, newest first. `config` None: checkpoints of all threads."""
+        """Yield checkpoints, newest first. If `config` is None, the checkpoints of all threads are yielded."""
         yielded = 0
         for place, checkpoint, digest in self._listed(config, before):
             if limit is not None and yielded >= limit:
                 return
-            with contextlib.suppress(NotFoundError):  # Deleted meanwhile.
+            with contextlib.suppress(NotFoundError):  # It has been deleted meanwhile.
                 if not filter or self._is_wanted(digest, filter):
                     loaded = self._load(place, checkpoint, digest)
                     yielded += 1
                     yield loaded
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return metadata, parent and channels of the checkpoint in this object; raise NotFoundError if it was deleted."""
+        """Return the metadata, the parent's id and the channels of the checkpoint in this object. Raise NotFoundError if the object was
+        deleted."""
         checkpoint, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
         return self.serde.loads_typed(checkpoint.metadata), checkpoint.parent, channels
 
@@ -357,33 +366,33 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Call `put` in a thread."""
+        """Same as `put`, run in a thread."""
         return await in_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Call `put_writes` in a thread."""
+        """Same as `put_writes`, run in a thread."""
         await in_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Call `delete_thread` in a thread."""
+        """Same as `delete_thread`, run in a thread."""
         await in_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Call `delete_for_runs` in a thread."""
+        """Same as `delete_for_runs`, run in a thread."""
         await in_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Call `copy_thread` in a thread."""
+        """Same as `copy_thread`, run in a thread."""
         await in_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Call `prune` in a thread."""
+        """Same as `prune`, run in a thread."""
         await in_thread(self.prune, thread_ids, strategy=strategy)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Call `get_tuple` in a thread."""
+        """Same as `get_tuple`, run in a thread."""
         return await in_thread(self.get_tuple, config)
 
     async def alist(
@@ -394,7 +403,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Call `list` in threads."""
+        """Same as `list`, as an asynchronous iterator that runs in threads."""
         checkpoints = self.list(config, filter=filter, before=before, limit=limit)
         while (checkpoint := await in_thread(next, checkpoints, None)) is not None:
             yield checkpoint
@@ -402,7 +411,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- internal ----------------------------------------------------------------------------------------------------
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
-        """Yield the channels of the parent, and then no channels, for a second attempt if the parent was deleted meanwhile."""
+        """Yield the parent's channels, and then empty ones. The latter are for further attempts if the parent is deleted meanwhile."""
         digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:
             channels = self._recent.get(digest)
@@ -414,7 +423,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def _channels(
         self, change: Change, checkpoint: Checkpoint, new_versions: ChannelVersions, before: Channels
     ) -> Channels:
-        """Return each channel's version and value; new values are added to the change."""
+        """Return the version and the value of each channel of a checkpoint. New values are added to `change`."""
         values, channels = checkpoint["channel_values"], Channels()
         versions = checkpoint["channel_versions"]
         for name in [*versions, *(name for name in values if name not in versions)]:
@@ -425,7 +434,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             else:
                 try:
                     saved = self._codec.save(self.serde, values[name], change, value_before)
-                except NotFoundError:  # The parent's value was deleted with the parent.
+                except NotFoundError:  # The parent's value has been deleted with the parent.
                     saved = self._codec.save(self.serde, values[name], change)
                 channels[name] = (version, saved)
         return channels
@@ -455,7 +464,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         )
 
     def _load_writes(self, path: tuple[str, ...]) -> Writes:
-        """Return the writes in the order in which their step applies them."""
+        """Return the pending writes, in the order in which the next step applies them."""
         names = self._objects.entries(path)
         objects = self._objects.read(names.values())
         writes = []
@@ -469,7 +478,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         ]
 
     def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Listed:
-        """Return the checkpoints to list, filtered by name only."""
+        """Return the checkpoints to be listed, filtered by thread, namespace and id."""
         threads = self._objects.first_words() if config is None else [place_of(config).thread]
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
         wanted_checkpoint = place_of(config).checkpoint if config is not None else None

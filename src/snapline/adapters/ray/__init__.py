@@ -1,6 +1,6 @@
-"""Include plain Ray actors in the cuts of a fleet (docs/ray-actors.md).
+"""Includes plain Ray actors in the cuts of a fleet (docs/ray-actors.md).
 
-The modules are imported on demand, since gRPC and Ray load slowly.
+The modules are imported on demand, since importing gRPC and Ray is slow.
 """
 
 from typing import TYPE_CHECKING

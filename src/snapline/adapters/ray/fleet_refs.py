@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class ActorNames:
-    """The actors of one fleet, in the namespace of this process's job. Each actor is looked up in Ray once."""
+    """The actors of one fleet, in the namespace of this process's Ray job. Handles that were looked up in Ray are cached."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -56,7 +56,7 @@ class ActorNames:
         """Return a handle of this actor.
 
         Raises:
-            ValueError: Ray knows no actor of this name now.
+            ValueError: there is currently no actor with this name.
         """
         handle = self._handles.get(name)
         if handle is None:
@@ -65,15 +65,16 @@ class ActorNames:
         return handle
 
     def forget(self, name: str) -> None:
-        """Forget an actor that has ended permanently, because its name may be reused later."""
+        """Remove the cached handle of an actor that could not be reached, because a new actor may get its name."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """Look up all handles again after a recovery. Handles of a former actor still map to the actor's name."""
+        """Remove all cached handles after a recovery, so that they are looked up again. Handles of former actors still map to their
+        names."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
-        """Return the actor's name in the fleet; None if it is not in the fleet."""
+        """Return the name of the handle's actor, or None if the actor does not belong to the fleet."""
         actor_id = handle._actor_id
         if actor_id not in self._known:
             for name in self._names:
@@ -86,14 +87,15 @@ class ActorNames:
 
 
 PICKLE_MARK = b"\x80"
-"""First byte of a pickle; no JSON text begins with it."""
+"""First byte of a pickle. No JSON text begins with this byte."""
 
 ACTOR = "ray actor"
-"""Key of a handle in JSON. A user's dictionary with this key is pickled."""
+"""Key that marks a handle in JSON. If a user's dictionary contains this key, it is pickled."""
 
 
 class NotCapturable:
-    """Base class of objects that belong to this process and cannot be captured. The error for such an object says how to proceed."""
+    """Base class of objects that belong to this process and cannot be captured. `unkeepable` is the text of the error for such an object,
+    which explains how to proceed."""
 
     unkeepable = ""
 
@@ -101,8 +103,8 @@ class NotCapturable:
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
     """Encode a value.
 
-    `is_compared`: equal values should give equal bytes in every process. Pickles fulfil this only in part, because shared strings
-    and the order of sets depend on the process.
+    `is_compared` means that equal values should have equal encodings in every process. Pickles do not guarantee this completely, because
+    shared strings and the order of sets depend on the process.
 
     Raises:
         EncodingError: the value contains an object that cannot be saved.
@@ -118,10 +120,10 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """Return the encoded state of an actor's object, taken from `__getstate__`.
+    """Encode the state of an actor's object, which is the result of `__getstate__`.
 
     Raises:
-        EncodingError: the state cannot be saved. The message names the attribute.
+        EncodingError: the state cannot be saved. The error names the attribute.
     """
     try:
         return packed(state, names)
@@ -141,7 +143,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """Decode a value. Decoding executes code in pickles."""
+    """Decode a value. If it is pickled, decoding may execute code."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -152,9 +154,9 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly.
+    """Return whether JSON reproduces the value exactly. Handles of actors count as values that it reproduces.
 
-    It does not if an object occurs in two places, since JSON would decode two objects.
+    For example, JSON does not if the same list occurs in two places, since decoding would yield two lists.
     """
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
@@ -200,7 +202,8 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
 
 @cache
 def _pickling() -> tuple[Any, Any]:
-    """Return a pickler and an unpickler class that work like Ray's but store actors by name. Ray is imported on demand."""
+    """Return a pickler class and an unpickler class that work like Ray's, except that they store actors by name. Ray is imported on
+    demand."""
     ray = load_ray()
     base: Any = import_module("ray.cloudpickle").CloudPickler
 
@@ -232,34 +235,35 @@ def _pickling() -> tuple[Any, Any]:
 
 
 class ActorCallError(ExternalFailureError):
-    """A call between actors of a fleet got no answer, because the fleet was rolled back or has ended."""
+    """A call between actors of a fleet got no answer, because the fleet has rolled back or has ended."""
 
 
 class RefMember(Protocol):
-    """Interface of the actor in which references are created."""
+    """Interface that references require from the actor whose methods make the calls."""
 
     loop: asyncio.AbstractEventLoop
 
     def start(self, work: Any) -> object:
-        """Run a coroutine, which is cancelled when the fleet rolls back."""
+        """Run a coroutine as a task that is cancelled when the fleet rolls back."""
 
     def opened(self, response: bytes) -> Any:
-        """Return the result of the method, or raise its error."""
+        """Decode the response to a call. Return the result of the called method, or raise its error."""
 
 
 class WaitingLife(Protocol):
-    """Interface of `ActorLife`, documented there."""
+    """Interface of `ActorLife`, whose docstrings describe the methods."""
 
     async def wait(self, references: "Sequence[FleetRef]", timeout_s: float | None) -> list[Any]: ...
 
 
 class MethodRun:
-    """A method that runs in this process.
+    """A run of a method in this process.
 
     Attributes:
-        life: life of the object that the method belongs to.
+        life: life of the object on which the method runs.
         method: name of the method.
-        error: set if a call was not made because the rerun method made a different call than before.
+        error: error of a call that was not made because the rerun method has tried to make a different call than before. None if there is
+            no such error.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
@@ -268,11 +272,11 @@ class MethodRun:
         self._held: WeakSet[FleetRef] = WeakSet()
 
     def add(self, reference: "FleetRef") -> None:
-        """Register a call made by this method."""
+        """Register the reference of a call that this method has made."""
         self._held.add(reference)
 
     def end(self) -> None:
-        """Let the member take the answers of calls that were not awaited. Raise DivergedCallError if `error` is set."""
+        """Let the member take the answers to all calls that were not awaited. Raise DivergedCallError if `error` is set."""
         for reference in list(self._held):
             reference.leave()
         if self.error is not None:
@@ -285,16 +289,18 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 class FleetRef(NotCapturable):
     """Reference to the result of a call.
 
-    The method that made the call, or one of its tasks, can await the reference once. If it is dropped, the member takes the answer.
+    The method that made the call, or one of its tasks, can await the reference once. If the reference is dropped, the member takes the
+    answer.
 
     Attributes:
-        error: reason why the call was not made.
+        error: reason why the call was not made. None if it was made.
     """
 
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
     def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
-        """Create the reference. `make` makes the call in the member's loop. `what`: description of the call for errors."""
+        """Create the reference. `make` is called in the member's loop to make the call. `what` is a description of the call for error
+        messages."""
         self.error: Exception | None = None
         self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
@@ -332,7 +338,7 @@ class FleetRef(NotCapturable):
         return self._member.opened(response)
 
     def leave(self) -> None:
-        """Let the member take the answer."""
+        """Let the member take the answer, unless it has been awaited already."""
         if self._call is not None and not self._is_awaited and not self._is_left:
             self._is_left = True
             self._member.start(_taken(self._call))
@@ -362,7 +368,8 @@ def is_in(loop: asyncio.AbstractEventLoop) -> bool:
 def ray_get(
     plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return a version of `ray.get` that also accepts references of members. `waits` is called with the name of the method that waits."""
+    """Return a version of `ray.get` that also accepts references to results of members' calls. `waits` is called with the name of the
+    method that waits."""
 
     def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         if isinstance(object_refs, FleetRef):
@@ -389,16 +396,16 @@ def ray_get(
 
 
 FIRST_LOOK_S = 0.005
-"""Pause between two checks, after a recovery, whether the interrupted method was called again. The caller repeats the call within
-milliseconds."""
+"""Pause in seconds between two checks, after a recovery, whether the interrupted method has been called again. The caller repeats the call
+within milliseconds."""
 
 
 class NotCapturableError(SnaplineError):
-    """A capture is impossible: a method waits, and the object's state at the beginning of the method was not saved."""
+    """The object cannot be captured now, because a method waits and the object's state at the beginning of that method was not saved."""
 
 
 class Outcome:
-    """Value or error of a method. `lines`: traceback of the error."""
+    """Return value or error of a method. `lines` is the traceback of the error."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -407,16 +414,18 @@ class Outcome:
 
 
 class ActorLife:
-    """The user's object between two recoveries. A method of an earlier life that still runs in its thread changes only a discarded object.
+    """The user's object during the time between two recoveries. If a method of an earlier life still runs in its thread, it changes only a
+    discarded object.
 
     Attributes:
         made: the user's object.
-        turn: lock that a method of a class without async methods holds while it runs.
-        is_computing: such a method is running in its thread.
-        waits_without_saved_state: a method waits for another member and would be rerun after a recovery, but `before` is unknown.
-        before: state of the object at the beginning of the method that will be rerun.
-        first: request whose method was waiting in the cut that this life begins with. The method must run first; otherwise it could make
-            different calls.
+        turn: lock that each method of a class without async methods holds while it runs.
+        is_computing: whether such a method is running in the thread, and not waiting.
+        waits_without_saved_state: whether a method waits for another member and would be rerun after a recovery, although the object's
+            state at its beginning was not saved.
+        before: state of the object at the beginning of the running method, which would be rerun after a recovery. None if it was not saved.
+        first: id of the request whose method was waiting in the cut from which this life begins. That method must run before all others,
+            since otherwise it could make different calls than before. "" if there is none.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -427,9 +436,10 @@ class ActorLife:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread.
+        """Run the function in the object's thread, and return its result.
 
-        `is_computing` is reset atomically with the caller's continuation. A cancelled caller waits for the thread.
+        `is_computing` is reset atomically with the caller's next work. If the caller is cancelled, it first waits until the function has
+        ended.
         """
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, function)
@@ -443,12 +453,12 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """Wait in `ray.get` on behalf of the method in the thread.
+        """Wait for the answers on behalf of the method that waits in `ray.get` in the thread.
 
-        The method counts as computing again in the step that takes the last answer.
+        The method counts as computing again from the step of the loop that takes the last answer.
 
         Raises:
-            Exception: the error raised by the called method; Ray's GetTimeoutError.
+            Exception: the error that a called method has raised, or Ray's GetTimeoutError.
         """
         run = RUN.get()
         self.is_computing = False
@@ -464,7 +474,7 @@ class ActorLife:
             self.is_computing, self.waits_without_saved_state = True, False
 
     def end(self) -> None:
-        """End this life; another one begins."""
+        """End this life, because a recovery begins a new one."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -473,9 +483,9 @@ class RecoverableActor:
 
     Attributes:
         life: current life of the object.
-        is_threaded: its class has no async methods.
-        begun: the ledger's `CallLedger.begun`, once the ledger exists.
-        restored: function that is called when the object was restored from a cut.
+        is_threaded: whether the object's class has no async methods, so that its methods run in a thread.
+        begun: the method `CallLedger.begun` of the member's ledger. Until the ledger exists, a function that returns an empty list.
+        restored: function that is called after the object has been restored from a cut.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
@@ -491,7 +501,7 @@ class RecoverableActor:
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the object's state. Raises SnaplineError if a capture is not possible now; then a later epoch is tried."""
+        """Return the object's state. Raises SnaplineError if it cannot be captured now. The object is then captured in a later epoch."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(
@@ -511,10 +521,10 @@ class RecoverableActor:
         self.restored()
 
     def on_cut(self, epoch: int) -> None:
-        """Do nothing."""
+        """Do nothing, because actors need no notification of cuts."""
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken, which requires that no method computes in a thread."""
+        """Return whether a cut may be taken. It may be taken if no method is computing in the thread."""
         return not self.life.is_computing
 
     def _image(self) -> bytes:
@@ -523,11 +533,11 @@ class RecoverableActor:
     # ---- methods ----------------------------------------------------------------------------------------------------
 
     async def run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a method and return its result. The member takes the answers of calls that the method has not awaited.
+        """Run a method and return its result. The member takes the answers to calls that the method has not awaited.
 
         Raises:
-            DivergedCallError: the method was rerun and made different calls than before.
-            Exception: the error raised by the method.
+            DivergedCallError: the method was rerun, and has made different calls than before.
+            Exception: the error that the method has raised.
         """
         run = MethodRun(self.life, method)
         METHOD.set(run)
@@ -557,18 +567,19 @@ class RecoverableActor:
                 life.before = None
 
     async def _others_first(self, life: ActorLife, run: HandlerRun | None) -> None:
-        """Wait until the interrupted method is called again, or its caller has given up."""
+        """Wait until the interrupted method has been called again, or until its caller has given up."""
         if run is not None and run.handling is not None and run.handling.id == life.first:
             life.first = ""
         while life.first and life.first in self.begun():
             await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
-        """Record that this method has waited in `ray.get`."""
+        """Record that this method waits in `ray.get`, so that in future the object's state is saved when the method begins."""
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method that a member has called. An error of the method is part of the outcome. Raises DivergedCallError."""
+        """Run a method that a member has called, and return its result or error. Raises DivergedCallError if the method was rerun and has
+        made different calls than before."""
         try:
             return Outcome(await self.run(method, args, kwargs))
         except DivergedCallError:
@@ -578,7 +589,7 @@ class RecoverableActor:
 
 
 def _fill(made: object, state: Any) -> None:
-    """Set an object's state in the same way as pickle."""
+    """Set an object's state in the same way as pickle does."""
     setstate = getattr(made, "__setstate__", None)
     if setstate is not None:
         if state is not None:

@@ -1,15 +1,15 @@
-"""`in_fleet`: decorator that includes a class of plain Ray actors in the cuts of a fleet.
+"""`in_fleet`, a decorator that includes the actors of a plain Ray actor class in the cuts of a fleet.
 
     @ray.remote(max_restarts=-1)
     @in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
     class Bank: …
 
-The decorator makes the actor of this process a member of the fleet (`MemberActor`). All calls from and to the actor pass through the
-member. The member runs in the event loop in which Ray runs async methods. The actor's process starts the member with a call to its own
-actor. Otherwise a restarted actor would get no call before its fleet has recovered.
+The decorator makes each actor of the class a member of the fleet (`MemberActor`). All calls from and to the actor pass through the member.
+The member runs in the event loop in which Ray runs async methods. The actor's process starts the member by making a call to its own actor,
+because otherwise a restarted actor would not be called before its fleet has recovered.
 
-Ray replaces gRPC: `ActorChannel` implements the channel interface that `MemberChannel` uses, with calls to an actor that is looked up by
-name.
+Ray replaces gRPC. `ActorChannel` implements the channel interface that `MemberChannel` uses, by making calls to an actor that is looked up
+by name.
 """
 
 import asyncio
@@ -50,18 +50,18 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.security.transport import Security
 
 Served = tuple[bytes, int, str, bytes]
-"""Result of a call to a member's actor: the response, gRPC's status code (0: success), its details, and the stamp of the answer (empty:
-none)."""
+"""Result of a call to a member's actor: the response, the number of gRPC's status code (0 means success), its details, and the stamp of the
+answer, which is empty if there is none."""
 
 
 class ActorChannel:
-    """Calls one actor of the fleet, in whichever process the actor currently runs."""
+    """Channel for calls to one actor of the fleet, whichever process the actor currently runs in."""
 
     def __init__(self, name: str, names: ActorNames) -> None:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """Return a callable for this method, which takes and returns bytes."""
+        """Return a callable that calls this method. It takes a request and returns a response, both as bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
@@ -74,7 +74,7 @@ class ActorChannel:
             return ActorAttempt(self._names, self._name, None)
 
     async def close(self, grace: float | None = None) -> None:
-        """Do nothing: the channel holds no connection."""
+        """Do nothing, since the channel has no connection."""
 
 
 class ActorAttempt:
@@ -83,7 +83,7 @@ class ActorAttempt:
     __slots__ = ("_future", "_name", "_names", "_stamp")
 
     def __init__(self, names: ActorNames, name: str, reference: Any) -> None:
-        """Wrap Ray's `reference` to the answer, which is None if the actor does not exist now."""
+        """Create the attempt. `reference` is Ray's reference to the answer, or None if the actor does not currently exist."""
         self._names, self._name = names, name
         self._stamp = b""
         if reference is not None:
@@ -106,11 +106,11 @@ class ActorAttempt:
         return response
 
     async def trailing_metadata(self) -> Any:
-        """Return metadata with the answer's stamp, if it has one."""
+        """Return metadata that contains the answer's stamp, if there is one."""
         return _trailing(self._stamp)
 
     def cancel(self) -> bool:
-        """Stop waiting for the call. The actor's work is not stopped."""
+        """Stop waiting for the call. The method that was called is not stopped."""
         return self._future.cancel()
 
 
@@ -125,12 +125,12 @@ def _error(code: grpc.StatusCode, details: str, stamp: bytes) -> grpc.aio.AioRpc
 log = logging.getLogger("snapline.ray")
 
 REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
-"""Option of a method → only value that is supported for calls within a fleet."""
+"""Option of a Ray method call → the only value that is supported for calls within a fleet."""
 
 
 BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
-"""Time limit of the call that a process makes to its own actor, and pause before the call is repeated. The call is answered in milliseconds
-or lost."""
+"""Time limit of the call that a process makes to its own actor, and pause before the call is repeated, in seconds. The call is either
+answered within milliseconds or lost."""
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
@@ -143,20 +143,20 @@ class FleetTerms(msgspec.Struct, frozen=True):
 
 
 class MemberActor:
-    """The only actor of this process, as a member of the fleet.
+    """The single actor of this process, which is a member of the fleet.
 
     Attributes:
-        loop: Ray's event loop; set by the first call.
+        loop: Ray's event loop. The first call sets it.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, terms: FleetTerms, make: Callable[[], object]) -> None:
-        """Create the member. Ray calls this with a function that creates the user's object.
+        """Create the member. Ray runs this constructor. `make` creates the user's object.
 
         Raises:
             UsageError: no agent of the fleet has the actor's name.
-            EncodingError: an attribute cannot be saved.
+            EncodingError: an attribute of the user's object cannot be saved.
         """
         context = load_ray().get_runtime_context()
         self.name = str(context.get_actor_name() or "")
@@ -173,13 +173,13 @@ class MemberActor:
         self._handlers: dict[tuple[str, bool], UnaryHandler] = {}
         _here.append(self)
         self._kept = RecoverableActor(make(), self.name, self._names)
-        self._kept.capture()  # reports attributes that cannot be saved to the actor's creator now, not at the first cut
+        self._kept.capture()  # reports attributes that cannot be saved to the actor's creator now instead of at the first cut
         threading.Thread(target=_begun, args=(context.current_actor,), daemon=True).start()
 
     # ---- lifecycle ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> Member:
-        """Start the member in the running event loop."""
+        """Start the member in the running event loop, unless it has been started already, and return it."""
         if self._member is not None:
             return self._member
         terms, ray = self._terms, load_ray()
@@ -200,7 +200,7 @@ class MemberActor:
             if name in self._names:
                 channel: Any = ActorChannel(
                     name, self._names
-                )  # implements all methods of grpc.aio.Channel that are used
+                )  # implements all methods of grpc.aio.Channel that are used here
                 self._channels[name] = self._member.channel(name, channel)
         ray.get = ray_get(ray.get, self.loop, self._kept.waits)
         self._running = self.loop.create_task(self._run(self._member))
@@ -219,13 +219,13 @@ class MemberActor:
             task.cancel()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> object:
-        """Implement `RefMember`."""
+        """Implement the method of `RefMember`."""
         return self.begin().start(work)
 
     # ---- incoming calls ------------------------------------------------------------------------------------------------
 
     async def serve(self, stamp: bytes, method: str, request: bytes) -> Served:
-        """Serve a call of a member."""
+        """Serve a call by a member."""
         METADATA.set(((CALL_KEY, stamp),))
         context = ServedByRay()
         try:
@@ -237,10 +237,10 @@ class MemberActor:
         return response, 0, "", context.stamp
 
     async def serve_external(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Serve a call of a caller that is not a member.
+        """Serve a call by a caller that is not a member.
 
         Raises:
-            ActorCallError: the fleet was rolled back, or has ended.
+            ActorCallError: the fleet has rolled back, or has ended.
             Exception: the error raised by the method.
         """
         METADATA.set(())
@@ -293,15 +293,15 @@ class MemberActor:
             return packed([False, "", error], self._names)
 
     async def forget(self, plan: int, ids: Sequence[str]) -> None:
-        """Forget the answers to these calls, which a member of this plan no longer needs."""
+        """Delete the answers to these calls, because a member that runs under this plan no longer needs them."""
         member = self.begin()
         if await member.admit(CallStamp(plan, 0, "")):
             member.ledger.forget(ids)
 
     async def _report_finished(self) -> None:
-        """Report calls that were given up in a recovery at once.
+        """Immediately report the calls that a recovery has ended.
 
-        Reporting with the next call would be too late for a method that waits for one of them.
+        Reporting them with the next call would be too late for an actor that waits for one of these calls to be repeated.
         """
         member = self.begin()
         for name in self._channels:
@@ -316,10 +316,11 @@ class MemberActor:
     # ---- outgoing calls ------------------------------------------------------------------------------------------------
 
     def called(self, invocation: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """Call a method of an actor from this process. `invocation` is Ray's own call function.
+        """Call a method of an actor from this process. If the actor belongs to the fleet, the call is made through the member. `invocation`
+        is Ray's own function for the call.
 
         Raises:
-            UsageError: an argument or option is not supported within a fleet, or the call is made by the constructor.
+            UsageError: an argument or option is not supported within a fleet, or the call is not made by a method of the actor.
         """
         variables = _variables(invocation)
         method = variables["self"]
@@ -353,7 +354,7 @@ class MemberActor:
         return FleetRef(self, run, make, f"{method} of actor {target!r}")
 
     def opened(self, response: bytes) -> Any:
-        """Implement `RefMember`."""
+        """Implement the method of `RefMember`."""
         is_well, *values = unpacked(response, self._names)
         if is_well:
             return values[0]
@@ -361,7 +362,7 @@ class MemberActor:
         raise load_ray().exceptions.RayTaskError("", lines, error).as_instanceof_cause()
 
     def changed(self, value: object) -> None:
-        """See the function `changed`."""
+        """Implement the module's function `changed`."""
         run = METHOD.get()
         if run is None or self._kept.is_threaded or self._member is None:
             raise UsageError(
@@ -371,23 +372,23 @@ class MemberActor:
 
 
 class ServedByRay:
-    """Data that a call's handler sets in addition to the response, in the form of a gRPC context.
+    """Replacement for a gRPC context. It collects the data that serving a call sets in addition to the response.
 
     Attributes:
-        stamp: stamp of the answer; empty if there is none.
+        stamp: stamp of the answer. Empty if there is none.
     """
 
     stamp = b""
 
     def code(self) -> None:
-        """Return None: methods of actors set no status code."""
+        """Return None, because methods of actors do not set a status code."""
 
     def set_trailing_metadata(self, trailing: Any) -> None:
-        """Read the stamp from the trailing metadata."""
+        """Take the stamp from the trailing metadata."""
         self.stamp = dict(trailing).get(ANSWER_KEY, b"")
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
-        """Abort as gRPC does: raise."""
+        """Abort the call by raising AbortedHandlerError, like gRPC."""
         self.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
@@ -396,19 +397,19 @@ _here: list[MemberActor] = []
 
 
 def here() -> MemberActor | None:
-    """Return the member of this process, or None if the process has no actor of a fleet."""
+    """Return the member in this process, or None if this process does not run an actor of a fleet."""
     return _here[0] if _here else None
 
 
 def changed(value: object = None) -> None:
     """Declare that the calling async method must not be rerun after a recovery.
 
-    Call this atomically with the change of state, before further calls.
+    Call this function atomically with the change of the object's state, before making further calls.
 
-    `value`: result that the caller of the method gets after a recovery.
+    `value` is the result that the method's caller gets after a recovery.
 
     Raises:
-        DivergedCallError: the method was rerun, and has made fewer calls than before.
+        DivergedCallError: the method was rerun, but has made fewer calls than before.
         UsageError: the caller is not an async method of an actor in a fleet.
     """
     actor = here()
@@ -418,7 +419,8 @@ def changed(value: object = None) -> None:
 
 
 def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Intercept each call of a method of a fleet's actor, in any process; called by Ray (`__ray_invocation_decorator__`)."""
+    """Wrap Ray's function for calling a method of a fleet's actor, so that calls made by a member pass through the fleet. Ray calls this
+    function in any process (`__ray_invocation_decorator__`)."""
 
     def invoked(args: Any, kwargs: Any) -> Any:
         actor = here()
@@ -428,20 +430,21 @@ def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _begun(actor: Any) -> None:
-    """Repeat the call until it is answered. While Ray restarts an actor, even calls from the actor's own process are lost."""
+    """Call the actor to start its member, and repeat the call until it is answered. While Ray restarts an actor, even calls from the
+    actor's own process are lost."""
     ray = load_ray()
     while True:
         try:
             ray.get(actor._snapline_begin.remote(), timeout=BEGIN_S)
             return
-        except ray.exceptions.RayTaskError:  # the member cannot start; callers get the error
+        except ray.exceptions.RayTaskError:  # the member cannot be started, and callers will get the error
             return
         except ray.exceptions.RayError:
             time.sleep(BEGIN_AGAIN_S)
 
 
 def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """Return the closure variables of Ray's call function: the method as `self`, and its options."""
+    """Return the closure variables of Ray's function for a call. They contain the method as `self`, and the call's options."""
     cells = invocation.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(invocation.__code__.co_freevars, cells, strict=True)}
 
@@ -462,7 +465,7 @@ def _check_name(name: str, fleet: Fleet) -> None:
 
 
 def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
-    """Return a fleet of Ray actors with these names. `options`: options of `snapline.Fleet`, such as `triggers`.
+    """Return a fleet of Ray actors with these names. `options` are further arguments of `snapline.Fleet`, such as `triggers`.
 
     Raises:
         FleetDefinitionError: the definition is invalid.
@@ -474,15 +477,16 @@ def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
 
 
 def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
-    """Make a class whose actors are part of this fleet's cuts and roll back with it. Apply it beneath `@ray.remote`.
+    """Return a decorator for a class whose actors become part of this fleet's cuts and roll back with the fleet. Put it directly beneath
+    `@ray.remote`.
 
-    The actor's name in Ray is the id of its agent. Ray still creates, calls, restarts and kills the actor.
+    An actor's name in Ray must be the id of its agent. As usual, Ray creates, calls, restarts and kills the actor.
 
     Args:
-        fleet: definition of the fleet, the same for all its actors. The agents are `ServiceAgent`s, each placed on a host with the agent's
-            name.
+        fleet: definition of the fleet, which must be the same for all its actors. Each agent must be a `ServiceAgent` that is placed on a
+            host with the agent's id as its name.
         coordinator, store: as for `snapline host run`.
-        security: as for a host; without it all processes must run on one machine.
+        security: as for a host. If it is None, all processes must run on one machine.
 
     Raises:
         UsageError: the decorated object is not a plain class, or has a method that a cut cannot include.
@@ -500,9 +504,9 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
 
 
 def _joined(kind: type, terms: FleetTerms) -> type:
-    """Return the class that is passed to Ray. Its objects contain the member, which contains the user's object."""
+    """Return the class that Ray gets in place of the user's class. Its objects contain a member, which contains the user's object."""
 
-    constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
+    constructor: Any = kind.__init__  # type: ignore[misc]  # the constructor of this class
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         self._snapline = MemberActor(terms, lambda: kind(*args, **kwargs))
@@ -529,7 +533,7 @@ def _joined(kind: type, terms: FleetTerms) -> type:
 
 
 def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Yield the methods that can be called from outside.
+    """Yield the name and the function of each method that can be called from outside.
 
     Raises:
         UsageError: a cut cannot include one of the methods.
@@ -558,9 +562,9 @@ def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy name and signature of the user's function, without `__wrapped__`.
+    """Copy the name and signature of the user's function to `made`, but do not set `__wrapped__`.
 
-    Ray would follow `__wrapped__` and change the user's function.
+    If `__wrapped__` were set, Ray would follow it and modify the user's function.
     """
     functools.update_wrapper(made, function)
     made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says

@@ -1,14 +1,14 @@
-"""Define the format of a sharded checkpoint in the store, and read such a checkpoint on any number of ranks.
+"""Defines the format of sharded checkpoints in the store, and reads such a checkpoint on any number of ranks.
 
-A checkpoint is an epoch. The epoch's agents are the job's ranks, and one more agent that describes the whole checkpoint:
+A checkpoint is an epoch. The epoch's agents are the job's ranks, and one additional agent that describes the whole checkpoint:
 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
-Both states are plain MessagePack; parts are stored like the parts of any agent's state. This module does not use pickle. However, torch's
-planner passes non-tensor values as pickled bytes, and unpickles them when loading.
+Both states are plain MessagePack, and parts are stored like the parts of any agent's state. This module does not use pickle. However,
+torch's planner passes values that are not tensors as pickled bytes, and unpickles them when they are loaded.
 
-Each rank reads the parts that its load plan names, whichever rank has written them.
+Each rank reads the parts that are in its load plan, whichever rank has written them.
 """
 
 import dataclasses
@@ -44,23 +44,24 @@ from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.store import Store
 
 CHECKPOINT = "checkpoint"
-"""The agent whose state describes the whole checkpoint."""
+"""Id of the agent whose state describes the whole checkpoint."""
 
 KIND = "torch.distributed.checkpoint:Checkpoint"
 RANK_KIND = "torch.distributed.checkpoint:Rank"
 
 RECORD_VERSION = 1
-"""The `state_version` of these checkpoints; other versions are rejected."""
+"""The `state_version` of these checkpoints. Other versions are rejected."""
 
 _PLANNER = ("planner_data",)
 
 Offset = tuple[int, ...] | None
 PartPlace = tuple[str, int]
-"""An agent id, and the index of a part of the agent's state."""
+"""An agent's id, and the index of a part of that agent's state."""
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Instructions of the coordinating rank to one rank: agent id, epoch, and the epoch whose chunks the rank may reuse (0: none)."""
+    """Instructions from the coordinating rank to one rank. They contain the rank's agent id, the epoch to write, and the epoch whose chunks
+    the rank may reuse (`base`, which is 0 if there is none)."""
 
     agent: str
     epoch: int
@@ -68,7 +69,7 @@ class PlannedSave(msgspec.Struct, frozen=True):
 
 
 class StoredItem(msgspec.Struct, frozen=True):
-    """Report of a rank on one saved item."""
+    """A rank's report about one item that it has saved."""
 
     pack: PackReference
     agent: str
@@ -76,7 +77,7 @@ class StoredItem(msgspec.Struct, frozen=True):
 
 
 class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of the whole job: its type, its size, and the offset and size of each piece."""
+    """Description of a tensor of the whole job. It contains the tensor's type, its size, and the offset and size of each piece."""
 
     dtype: str
     requires_grad: bool
@@ -85,7 +86,7 @@ class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
-    """Location of an item. `index` is the index hint of torch's planner."""
+    """The location of an item. `index` is the index hint from torch's planner."""
 
     name: str
     offset: Offset
@@ -95,7 +96,7 @@ class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True):
-    """The state of the agent `CHECKPOINT`. In `tensors`, None marks a value that is no tensor."""
+    """The state of the agent `CHECKPOINT`. In `tensors`, None marks a value that is not a tensor."""
 
     tensors: dict[str, TensorPieces | None]
     planner: Any
@@ -107,7 +108,7 @@ _decoder = msgspec.msgpack.Decoder(CheckpointRecord)
 
 
 def encode_items(indexes: Iterable[MetadataIndex]) -> bytes:
-    """Return the state of a rank whose parts are these items, in this order."""
+    """Encode the state of a rank whose parts are these items, in this order."""
     items = [
         (index.fqn, _offset_of(index), msgspec.msgpack.Ext(PART_EXTENSION, _encoder.encode(part)))
         for part, index in enumerate(indexes)
@@ -116,10 +117,10 @@ def encode_items(indexes: Iterable[MetadataIndex]) -> bytes:
 
 
 def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) -> bytes:
-    """Return the state of the agent `CHECKPOINT`.
+    """Encode the state of the agent `CHECKPOINT`.
 
     Raises:
-        EncodingError: a custom planner has added data that is not plain.
+        EncodingError: a custom planner has added data that does not consist of plain values.
     """
     try:
         tensors = {name: _pieces_of(tensor_metadata) for name, tensor_metadata in metadata.state_dict_metadata.items()}
@@ -131,10 +132,10 @@ def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) ->
 
 
 def decode_record(state: bytes) -> Metadata:
-    """Decode the metadata that `encode_record` encoded. The metadata's `storage_data` contains the place of each item.
+    """Decode the metadata that `encode_record` has encoded. Its `storage_data` contains the location of each item.
 
     Raises:
-        EncodingError: the state is no checkpoint record.
+        EncodingError: the state is not a checkpoint record.
     """
     try:
         record = _decoder.decode(state)
@@ -173,12 +174,12 @@ def _metadata_of(found: TensorPieces) -> TensorStorageMetadata:
 class SnaplineReader(StorageReader):
     """Storage reader for `torch.distributed.checkpoint.load` that reads from a snapline store.
 
-    Create it with `SnaplineReader.open("folder")` on every rank. `checkpoint_id` is the name or number of a checkpoint, or "latest".
-    All bytes are verified with their digests before torch gets them.
+    Create a reader with `SnaplineReader.open("folder")` on every rank. `checkpoint_id` is the name or number of a checkpoint, or "latest".
+    All data is verified against its digests before torch gets it.
     """
 
     def __init__(self, store: Store, checkpoint_id: str = "latest") -> None:
-        """Read from an open store. Use `open` unless you have opened a store yourself."""
+        """Create a reader for an open store. Use `open` instead unless you have opened a store yourself."""
         super().__init__()
         self._store = store
         self._wanted = checkpoint_id
@@ -194,14 +195,14 @@ class SnaplineReader(StorageReader):
 
         Raises:
             StoreMissingError: the store does not exist.
-            StoreError: the store is encrypted, and the key is missing.
+            StoreError: the store is encrypted, but the key is missing.
         """
         return cls(Store.open(location, keys=keys), checkpoint_id)
 
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Choose another checkpoint to load."""
+        """Choose the checkpoint to load next. If `checkpoint_id` is None, the choice does not change."""
         if checkpoint_id is not None:
             self._wanted = os.fspath(checkpoint_id)
 
@@ -226,15 +227,15 @@ class SnaplineReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Remember the places of all items."""
+        """Store the locations of all items."""
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add the checkpoint that this rank has found to the plan."""
+        """Return the plan with the root of the checkpoint that this rank has found."""
         return dataclasses.replace(plan, storage_data=self._root)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks have found the same checkpoint; raise StoreError if not."""
+        """Check that all ranks have found the same checkpoint. Raise StoreError if they have not."""
         if len({plan.storage_data for plan in plans}) > 1:
             raise StoreError(
                 f"ranks have found different checkpoints as {self._wanted!r}: one was saved meanwhile, or they look into "
@@ -243,10 +244,10 @@ class SnaplineReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts named by the plan, each once.
+        """Read the parts that are in the plan, each of them once.
 
         Raises:
-            DamagedDataError: a part is damaged. The message names file, epoch and rank.
+            DamagedDataError: a part is damaged. The error names the file, the epoch and the rank.
         """
         if self._manifest is None:
             raise UsageError("read_metadata comes before read_data")
@@ -264,12 +265,12 @@ class SnaplineReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the id is a valid name of a snapshot."""
+        """Return whether the id may refer to a checkpoint. It only has to be non-empty."""
         return bool(os.fspath(checkpoint_id))
 
 
 class _Ranks:
-    """The checkpoints of the ranks. Each is read when its first part is needed."""
+    """The ranks' parts of one checkpoint. The data that describes a rank's parts is read when its first part is needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store = store

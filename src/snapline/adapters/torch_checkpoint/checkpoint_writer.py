@@ -1,4 +1,5 @@
-"""Save torch's sharded checkpoints as epochs of the store. Every rank writes its packs; the coordinating rank makes the checkpoint visible.
+"""Saves torch's sharded checkpoints as epochs of the store. Every rank writes its packs, and the coordinating rank makes the checkpoint
+visible.
 
 Phases of a save:
 
@@ -8,18 +9,18 @@ Phases of a save:
                           publishes the epoch's ref. This is the commit point: before it the checkpoint does not exist, after it the
                           checkpoint is complete
 
-Any or all ranks may be killed at any point. Then the last complete checkpoint is still the newest, and the next save by another process
-removes the incomplete data. A new epoch number is higher than all numbers ever written, so no number is used twice.
+Any or all ranks may be killed at any point. In that case, the last complete checkpoint is still the newest one, and the next save by
+another process removes the incomplete data. A new epoch number is higher than all numbers ever written, so no number is used twice.
 
-A rank writes packs of chunks, as a host does for its agents. Each tensor or value is a part. The chunks of a part are deduplicated against
-the base epoch. They are first compared by hash with the chunks that this process saved last at the same place of the same item. Then they
-are compared by digest with all chunks of the base, including those of other ranks. So data that is unchanged or only moved costs a
-reference. Items are requested one by one, and written 32 MiB at a time. For a tensor on another device, host memory holds only 32 MiB and
-the tensor itself.
+A rank writes packs of chunks, just as a host does for its agents. Each tensor or value is a part. The chunks of a part are deduplicated
+against the base epoch. First they are compared by hash with the chunks that this process last saved at the same place of the same item.
+Then they are compared by digest with all chunks of the base epoch, including those of other ranks. So data that has not changed, or has
+only moved, is stored as a mere reference. Items are requested one by one, and written 32 MiB at a time. If a tensor is on another device,
+host memory holds only 32 MiB in addition to the tensor itself.
 
-**Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is
-rejected. An object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There,
-incomplete data of killed saves is not removed, since it might belong to another job.
+**Only one job at a time** may save into a store. On a file system, the coordinating rank holds a lock while it saves, and a second job is
+rejected. An object store has no lock. If two jobs save into it, their checkpoints are interleaved, or one of two saves fails when it
+publishes its checkpoint. In an object store, incomplete data from killed saves is not removed, since it might belong to another job.
 """
 
 import contextlib
@@ -65,25 +66,25 @@ from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 PACK_BYTES = 32 * 2**20
-"""Largest size of new chunks in one pack. Only whole packs are deleted, so a tensor still in use keeps at most this amount of other
-data."""
+"""Largest total size in bytes of the new chunks in one pack. Only whole packs are deleted, so a tensor that is still in use prevents the
+deletion of at most this amount of other data."""
 
 ItemTables = dict[MetadataIndex, ChunkTable]
-"""Item → chunk table of the item as this process saved it last."""
+"""Item → table of the chunks that this process has last saved for the item."""
 
 
 class RankWriter:
     """Writes one rank's part of one checkpoint.
 
     Attributes:
-        tables: chunk tables of the rank's items, for the next checkpoint if this one becomes complete.
-        sizes: sizes of the rank's items in bytes, in their order.
+        tables: chunk tables of the rank's items. They are used for the next checkpoint if this one becomes complete.
+        sizes: size of each of the rank's items in bytes, in order.
     """
 
     def __init__(
         self, store: Store, planned: PlannedSave, *, base: dict[bytes, ChunkReference], tables: ItemTables
     ) -> None:
-        """Create a writer. `base`: all chunks of the base epoch. `tables`: chunk tables of the items in the base epoch."""
+        """Create a writer. `base` contains all chunks of the base epoch. `tables` are the chunk tables of the items in the base epoch."""
         self.tables: ItemTables = {}
         self.sizes: list[int] = []
         self._store = store
@@ -95,11 +96,11 @@ class RankWriter:
         self._written: set[bytes] = set()
 
     def write(self, items: Iterable[Any], planner: Any) -> PackReference:
-        """Write the items, which are durable when this returns. The parts are numbered in the order of the items.
+        """Write the items. They are durable when this method returns. The parts are numbered in the order of the items.
 
         Raises:
-            EncodingError: a tensor cannot be saved. The message names the tensor.
-            StoreError: the disk failed. The files left behind are unreferenced.
+            EncodingError: a tensor cannot be saved. The error names the tensor.
+            StoreError: the disk has failed. Files that have been written so far remain, but are unreferenced.
         """
         agent, epoch = self._planned.agent, self._planned.epoch
         pending: list[PackBlob] = []
@@ -157,13 +158,13 @@ VALIDITY = "whole: every rank's packs were read back"
 class SnaplineWriter(StorageWriter):
     """Storage writer for `torch.distributed.checkpoint.save` and `async_save` that saves into a snapline store.
 
-    Create one writer with `SnaplineWriter.open("folder")` on every rank, for all saves. The writer is a context manager. The
-    `checkpoint_id` of a save, if given, becomes the checkpoint's tag, which names the checkpoint for loading and protects it from deletion.
-    When `save` returns the checkpoint is durable.
+    On every rank, create one writer for all saves with `SnaplineWriter.open("folder")`. The writer is a context manager. If a save has a
+    `checkpoint_id`, it becomes the checkpoint's tag. The tag identifies the checkpoint for loading, and protects it from deletion. When
+    `save` returns, the checkpoint is durable.
     """
 
     def __init__(self, store: Store, *, keep_last: int | None = None) -> None:
-        """Write to an open store. Use `open` unless you have opened a store yourself."""
+        """Create a writer for an open store. Use `open` instead unless you have opened a store yourself."""
         super().__init__()
         self._store = store
         self._holds = Holds(store, now_s=time.time)
@@ -185,19 +186,20 @@ class SnaplineWriter(StorageWriter):
         keys: Keys | None = None,
         must_exist: bool = False,
     ) -> "SnaplineWriter":
-        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
         Args:
-            location: a folder or URL that only this job uses, the same on every rank.
-            keep_last: number of checkpoints to retain. When new checkpoints are saved, older ones without a tag or a pin are deleted. None:
-                retain all.
-            keys: keys of the store; None: use the keys that environment variables name (docs/protection.md).
-            must_exist: do not create the store. Use this if the store must already exist, so that a missing mount is an error.
+            location: a folder or URL that only this job uses. It must be the same on every rank.
+            keep_last: number of checkpoints to retain. When new checkpoints are saved, older checkpoints that have neither a tag nor a pin
+                are deleted. None means that all are retained.
+            keys: keys of the store. None means the keys in the environment variables (docs/protection.md).
+            must_exist: do not create the store. Set this if the store should already exist, so that a missing mount is reported as an
+                error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
-            UsageError: `keep_last` is below 1, or there can be no store at the location.
-            StoreError: the store is encrypted and the key is missing; or the disk failed.
+            UsageError: `keep_last` is less than 1, or the location cannot contain a store.
+            StoreError: the store is encrypted but the key is missing, or the disk has failed.
         """
         if keep_last is not None and keep_last < 1:
             raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
@@ -205,7 +207,7 @@ class SnaplineWriter(StorageWriter):
         return cls(store, keep_last=keep_last)
 
     def close(self) -> None:
-        """Close the store. May be called twice."""
+        """Release the lock on the store. A second call has no effect."""
         handle, self._lock = self._lock, None
         if handle is not None:
             os.close(handle)
@@ -221,12 +223,12 @@ class SnaplineWriter(StorageWriter):
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save; raise UsageError if the name is not a valid tag."""
+        """Begin a save with this name. Raise UsageError if the name is not a valid tag."""
         self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Prepare a save. Raise UsageError with `use_collectives=False`, because the ranks must communicate."""
-        self.close()  # Ends a save that failed on another rank.
+        self.close()  # ends a previous save that has failed on another rank
         self._name, self._next_name = self._next_name, None
         if not kwargs.get("use_collectives", True):
             raise UsageError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
@@ -236,11 +238,11 @@ class SnaplineWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Choose the epoch of this save, and the base whose chunks may be reused.
+        """Choose the epoch of this save, and the base epoch whose chunks may be reused. Return the ranks' plans with these instructions.
 
         Raises:
-            UsageError: another job saves into the store, the store contains other data, the name is in use, or the planner caches its
-                plans.
+            UsageError: another job is saving into the store, the store contains a fleet's snapshots, the name is in use, or the planner
+                caches its plans.
         """
         if not all(getattr(plan, "usable", True) for plan in plans):
             raise UsageError("the planner caches its plans, and each save needs its own: set enable_plan_caching=False")
@@ -259,13 +261,13 @@ class SnaplineWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part, which is durable when this returns."""
+        """Write this rank's part of the checkpoint. The part is durable when this method returns."""
         written: Future[list[WriteResult]] = Future()
         written.set_result(self._write(plan.storage_data, list(plan.items), planner))
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the checkpoint visible; it is durable when this returns."""
+        """Make the checkpoint visible. It is durable when this method returns."""
         packs: dict[str, PackReference] = {}
         places: dict[MetadataIndex, PartPlace] = {}
         for result in (result for written in results for result in written):
@@ -282,7 +284,7 @@ class SnaplineWriter(StorageWriter):
         self.close()
 
     def storage_meta(self) -> StorageMeta:
-        """Return the location of the checkpoint, for observers."""
+        """Return the name and the epoch number of the checkpoint that is being saved."""
         return StorageMeta(checkpoint_id=self._name, save_id=str(self._epoch))
 
     @classmethod
@@ -298,7 +300,7 @@ class SnaplineWriter(StorageWriter):
         lock = getattr(self._store.disk, "lock", None)
         if lock is None or self._lock is not None:
             return
-        self._store.require_available()  # a lock makes its file
+        self._store.require_available()  # taking a lock would create the lock file
         try:
             self._lock = lock(layout.IDENTITY)
         except BlockingIOError:
@@ -307,13 +309,13 @@ class SnaplineWriter(StorageWriter):
             ) from None
 
     def _newest(self) -> tuple[int, str]:
-        """Return epoch and root of the newest readable checkpoint, or (0, "") if there is none."""
+        """Return the epoch and the root of the newest readable checkpoint, or (0, "") if there is none."""
         for epoch in reversed(self._store.epochs()):
             try:
                 root = self._store.read_ref(epoch)
                 self._store.read_manifest(root, epoch=epoch).line_of(CHECKPOINT)
             except DamagedDataError:
-                continue  # The new checkpoint reuses no data of the unreadable one.
+                continue  # The new checkpoint must not reuse data from the unreadable one.
             except NotFoundError:
                 message = (
                     f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
@@ -369,6 +371,6 @@ class SnaplineWriter(StorageWriter):
 
 
 def _numbers_of_packs(store: Store) -> list[int]:
-    """Return the numbers of all epochs for which data was ever written, also by saves that were killed."""
+    """Return the numbers of all epochs for which packs exist, including those written by saves that were killed."""
     names = [layout.parse_pack_path(path) for path in epoch_retention.pack_paths(store.disk)]
     return [name.number for name in names if name is not None]

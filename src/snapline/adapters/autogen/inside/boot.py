@@ -1,6 +1,7 @@
-"""Start AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. The host runs it by path in an environment without snapline.
+"""Entry point of AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. The host runs this file by its path, in an environment
+without snapline.
 
-The file registers only its parent packages, without running their `__init__` modules, which would import missing dependencies.
+The file registers its parent packages without running their `__init__` modules, which would import missing dependencies.
 """
 
 import sys
@@ -14,7 +15,7 @@ def main(folder: str, program: str) -> None:
         module = types.ModuleType(package)
         module.__path__ = [str(path.joinpath(*package.split(".")[1:]))]
         sys.modules[package] = module
-    sys.path[0] = ""  # replaces this file's folder, so that programs are found as by `python -m`
+    sys.path[0] = ""  # replaces this file's folder, so that programs are found as with `python -m`
     from snapline.adapters.autogen.inside.runtime import serve_program
 
     serve_program(program)

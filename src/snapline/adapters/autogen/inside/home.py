@@ -1,8 +1,8 @@
 """A fleet for one AutoGen program, whose turns run in the program itself.
 
-The fleet belongs to a `SnaplineRuntime` that replaces `SingleThreadedAgentRuntime`. It consists of processes in snapline's environment
-(`session.py`), which own states and messages; states and messages survive a crash of the fleet's hosts. Turns run in the program's own
-event loop, with the program's own objects.
+The fleet belongs to a `SnaplineRuntime` that the program uses in place of `SingleThreadedAgentRuntime`. The fleet's processes run in
+snapline's environment (`session.py`) and own the states and messages, which survive a crash of the fleet's hosts. Turns run in the
+program's own event loop and use the program's own objects.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from snapline.adapters.autogen.inside.value_encoding import EncodedValue
 from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 
 SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
-"""Environment variable: the Python interpreter of snapline's environment."""
+"""Name of the environment variable that contains the path of the Python interpreter in snapline's environment."""
 
 
 SHUTDOWN_STEPS = 10
-"""Number of event loop steps between the cancellation of a message's handler and that of its sender."""
+"""Number of event loop steps by which a sender is cancelled later than the handler of its message."""
 
 
 class TurnGate:
-    """Gate at the beginning of turns. While the gate is closed turns wait, and can be admitted one by one."""
+    """Gate that every turn passes when it begins. While the gate is closed, turns wait at it and can be admitted one by one."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -40,7 +40,7 @@ class TurnGate:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting turns."""
+        """Number of turns that wait at the gate."""
         return sum(not future.done() for future in self._waiting)
 
     async def __call__(self) -> None:
@@ -57,11 +57,11 @@ class TurnGate:
             pass
 
     def close(self) -> None:
-        """Close the gate: from now on turns wait."""
+        """Close the gate, so that turns that begin from now on wait."""
         self._is_open = False
 
     def admit_one(self) -> bool:
-        """Admit the first waiting turn; return whether a turn was waiting."""
+        """Admit the first waiting turn. Return whether a turn was waiting."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
@@ -74,7 +74,7 @@ class ProgramFleet:
     """The processes of a program's fleet, and requests to them.
 
     Attributes:
-        gate: gate of the fleet's turns.
+        gate: gate that the fleet's turns pass when they begin.
     """
 
     def __init__(self, runner: TurnRunner, hosts: int, python: str) -> None:
@@ -96,7 +96,8 @@ class ProgramFleet:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def ask(self, item: Item, token: CancellationToken) -> Any:
-        """Send a message and wait for the answer, which is available in this process as soon as the message's turn has ended."""
+        """Send a message and wait for the answer. The answer is available in this process as soon as the turn that handles the message has
+        ended."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         token.link_future(answer)
         self._runner.heard[item["id"]] = answer
@@ -112,7 +113,7 @@ class ProgramFleet:
             del self._runner.heard[item["id"]]
 
     async def send(self, item: Item) -> None:
-        """Send a message to each receiver in `to`; return when the fleet has accepted it."""
+        """Send a message to each receiver in the item's `to`. Return when the fleet has accepted the message."""
         await self.up()
         await self._say({"do": "send", "item": item})
 
@@ -132,24 +133,24 @@ class ProgramFleet:
             await self._say({"do": "idle"})
 
     async def down(self) -> None:
-        """Stop the fleet with a snapshot. The next `up` starts from it."""
+        """Take a snapshot and stop the fleet. The next `up` starts the fleet from that snapshot."""
         async with self._changing:
             if self._is_up:
                 self._is_up = False
                 await self._say({"do": "stop"})
 
     async def save(self) -> dict[str, Any]:
-        """Return a snapshot of the fleet, with all messages in transit, and readable states of the agents."""
+        """Take a snapshot of the fleet, including all messages in transit. Return the snapshot and the agents' states in readable form."""
         await self.up()
         return await self._say({"do": "save"})
 
     async def give(self, agent: str, state: EncodedValue, before: EncodedValue | None) -> None:
-        """Set an agent's state if the agent's current state is `before`."""
+        """Set an agent's state to `state` if its current state is `before`."""
         await self.up()
         await self._say({"do": "give", "agent": agent, "state": state, "before": before})
 
     async def load(self, snapshot: str) -> None:
-        """Replace the fleet with a saved snapshot."""
+        """Replace the fleet's data with a saved snapshot."""
         async with self._changing:
             await self._open()
             self._is_up = False
@@ -182,7 +183,7 @@ class ProgramFleet:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one host until it disconnects."""
+        """Run turns for one host until it disconnects."""
         writer.write(to_bytes({"hello": ""}))
         try:
             await serve_frames(self._runner, reader, writer)
@@ -216,7 +217,7 @@ class ProgramFleet:
 
 
 def _session(python: str, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the session in snapline's environment. It ends when this end of its socket is closed."""
+    """Start the session process in snapline's environment. The process ends when this end of its socket is closed."""
     parent_socket, child_socket = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [python, "-m", "snapline.adapters.autogen.session", str(folder)]
@@ -227,7 +228,7 @@ def _session(python: str, folder: Path) -> tuple[subprocess.Popen[bytes], socket
 
 
 def snapline_python(given: str) -> str:
-    """Return the interpreter of snapline's environment; raise RuntimeError if it is not configured."""
+    """Return the Python interpreter of snapline's environment. Raise RuntimeError if it is not configured."""
     python = given or os.environ.get(SNAPLINE_PYTHON, "")
     if not python:
         raise RuntimeError(

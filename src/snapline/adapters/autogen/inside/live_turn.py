@@ -1,15 +1,16 @@
-"""Run one turn of an unchanged agent from one wait to the next.
+"""Runs a turn of an unchanged agent from one wait to the next.
 
-The problem: AutoGen's handlers are coroutines in an event loop that does not reveal what they wait for. Control must return to the host
-when the turn cannot continue by itself, because it is over or waits for replies.
+The problem: AutoGen's handlers are coroutines in an event loop, which does not reveal what they wait for. Control must return to the host
+when the turn cannot continue without the host, because it has ended or waits for replies.
 
-The model: a turn consists of its handler, the tasks that the handler creates, and the tasks that these create (`track_tasks`). The turn is
-*blocked* when each of them has ended or waits for a reply, and *over* when each has ended. One kind of waiting task counts as ended: a task
-that only runs `send_message`, whose reply is not used (`asyncio.create_task(self.send_message(…))` after the handler has returned). Such a
-task is a send without a reply.
+The model: a turn consists of its handler, the tasks that the handler creates, and the tasks that these tasks create (`track_tasks`). The
+turn is *blocked* when each of these tasks has ended or waits for a reply, and *over* when all of them have ended. A waiting task counts as
+ended if the handler has returned and the task only runs `send_message` (`asyncio.create_task(self.send_message(…))`), because then its
+reply is not used. Such a task counts as a send without a reply.
 
-This module reads the awaited future from the task object, and can resolve most waits (tasks, `gather`). If a task waits for something other
-than a reply, such as a lock or the network, the turn gets a short time and then counts as blocked. The host checks such a turn again later.
+This module reads the awaited future from the task object, and can trace most waits, such as those for tasks and for `gather`. If a task
+waits for something that is not a reply, such as a lock or the network, the turn gets a short time to continue, and then counts as blocked.
+The host checks such a turn again later.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from autogen_core import BaseAgent
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.02
-"""Time for short other waits of a turn that waits for a reply, so that the turn returns to the host once and not twice."""
+"""Time in seconds that a turn gets for other short waits while it also waits for a reply. It prevents the turn from returning to the host
+twice instead of once."""
 
 Item = dict[str, Any]
 """An outgoing message with the keys `to` (receivers), `message`, `topic`, `id`, and `call` (number of the awaited reply)."""
@@ -32,7 +34,7 @@ Item = dict[str, Any]
 current: ContextVar["LiveTurn | None"] = ContextVar("snapline-autogen-turn", default=None)
 
 _SENDS: set[CodeType] = {BaseAgent.send_message.__code__}
-"""Code objects of coroutines that only send a message."""
+"""Code objects of the coroutine functions that only send a message."""
 
 
 def is_send(method: Callable[..., Any]) -> None:
@@ -41,7 +43,7 @@ def is_send(method: Callable[..., Any]) -> None:
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Register each task that is created in a turn with that turn."""
+    """Make the event loop register each task that is created in a turn with that turn."""
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task = asyncio.Task(coroutine, loop=loop, context=context)
@@ -62,10 +64,10 @@ class LiveTurn:
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self._replies: dict[int, asyncio.Future[Any]] = {}  # requested, but not yet received
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # replies that are awaited, but not yet received
         self._early: dict[
             int, Any
-        ] = {}  # received, but not yet requested: a rerun turn gets its replies in the original order
+        ] = {}  # replies that are received, but not yet awaited, since a rerun turn gets its replies in the original order
         self._calls = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._main: asyncio.Task[Any] | None = None
@@ -77,7 +79,7 @@ class LiveTurn:
     # -- interface for the host ----------------------------------------------------------------------------------------
 
     async def begin(self, handling: Coroutine[Any, Any, Any]) -> bool:
-        """Run the handler until the turn is blocked or over; return whether it is over."""
+        """Run the handler until the turn is blocked or over. Return whether it is over."""
         token = current.set(self)
         try:
             self._main = asyncio.get_running_loop().create_task(handling)
@@ -86,7 +88,7 @@ class LiveTurn:
         return await self.go_on()
 
     async def go_on(self) -> bool:
-        """Wait until the turn is blocked or over; return whether it is over."""
+        """Wait until the turn is blocked or over. Return whether it is over."""
         self._stand = asyncio.get_running_loop().create_future()
         self._check_soon()
         return await self._stand
@@ -99,7 +101,7 @@ class LiveTurn:
         elif not future.done():
             future.set_result(answer)
 
-    def result(self) -> Any:  # the handler's own
+    def result(self) -> Any:  # whatever the handler returns
         """Return the handler's result, or raise its error."""
         assert self._main is not None
         return self._main.result()
@@ -110,7 +112,7 @@ class LiveTurn:
         return [{**item, "call": -1} for item in items] if is_over else items
 
     def close(self) -> None:
-        """Close a turn that is over or undone. The remaining tasks of the turn have no effect."""
+        """Close a turn that is over or undone. Its remaining tasks are cancelled and have no effect."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()
@@ -125,7 +127,7 @@ class LiveTurn:
     # -- interface for the runtime -------------------------------------------------------------------------------------
 
     def send(self, item: Item) -> None:
-        """Send a message without a reply."""
+        """Send a message for which no reply is awaited."""
         if not self._is_closed:
             self.items.append({**item, "call": -1})
 
@@ -172,7 +174,7 @@ class LiveTurn:
         elif any(_is_ready(task) for task in undone):
             self._check_soon()
         elif not self._waiting():
-            return  # a task waits for another task of the turn, whose end triggers the next check
+            return  # a task waits for another task of the turn, and the end of that task triggers the next check
         elif all(self._waits_for_replies(_waits_for(task)) for task in undone):
             self._stand.set_result(False)
         elif self._patience is None:

@@ -1,14 +1,14 @@
-"""Implement AutoGen's runtime interface with agents of a fleet (`SnaplineRuntime`).
+"""Implements AutoGen's runtime interface with agents of a fleet (`SnaplineRuntime`).
 
-A program registers its agents and subscriptions as with AutoGen's own runtime:
+A program registers its agents and subscriptions in the same way as with AutoGen's own runtime:
 
     async def register(runtime: AgentRuntime) -> None:
         await Teller.register(runtime, "teller", lambda: Teller(100))
 
-Messages that an agent sends in a turn belong to the turn (`live_turn.py`). The runtime is used in two ways. A host can start a process that
-runs the program (`serve_program`). Such a process runs turns for the host that started it, and ends with the host. Or a program can use the
-runtime in place of `SingleThreadedAgentRuntime`. Then the runtime has a fleet of its own (`home.py`), which receives the messages sent
-outside of turns.
+Messages that an agent sends in a turn belong to the turn (`live_turn.py`). The runtime can be used in two ways. A host can start a process
+that runs the program (`serve_program`). Such a process runs turns for the host that has started it, and ends with the host. Alternatively,
+a program can use the runtime in place of `SingleThreadedAgentRuntime`. Then the runtime has its own fleet (`home.py`), which receives the
+messages sent outside of turns.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ from snapline.adapters.autogen.inside.value_encoding import decode_encoded_value
 from snapline.adapters.autogen.pipe_protocol import to_bytes
 
 POLL_PERIOD_S = 0.01
-"""Time between two checks whether a turn is waiting."""
+"""Time in seconds between two checks while the runtime waits for a turn to arrive or for a condition to become true."""
 
 
 class SnaplineRuntime(AgentRuntime):
-    """AutoGen's runtime on snapline's hosts.
+    """Implementation of AutoGen's runtime that runs agents on snapline's hosts.
 
     Attributes:
-        registry: registrations of the program.
-        runner: turns that run in this process.
+        registry: the program's registrations.
+        runner: runner of the turns in this process.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class SnaplineRuntime(AgentRuntime):
         hosts: int = 1,
         python: str = "",
     ) -> None:
-        """Create a runtime with AutoGen's parameters. Nothing is started before the first message, or `start`.
+        """Create a runtime. It accepts the parameters of AutoGen's runtime. The fleet's processes are not started before they are needed.
 
         Args:
-            tracer_provider: accepted but not used, since hosts export the traces (docs/tracing.md).
+            tracer_provider: accepted but ignored, since hosts export the traces (docs/tracing.md).
             hosts: number of processes of the program's fleet.
-            python: Python interpreter of snapline's environment; "": the one in `SNAPLINE_PYTHON`.
+            python: Python interpreter of snapline's environment. If it is "", the environment variable `SNAPLINE_PYTHON` is used.
         """
         self.registry = ProgramRegistry(intervention_handlers or ())
         self.runner = TurnRunner(self, self.registry)
@@ -76,9 +76,9 @@ class SnaplineRuntime(AgentRuntime):
         self._is_started = False
 
     def serve_host(self) -> TurnRunner:
-        """Prepare a process that a host has started.
+        """Configure this runtime for a process that a host has started.
 
-        Such a process has no fleet of its own, and other processes run the turns of other agents.
+        Such a process has no fleet of its own, and turns of other agents may run in other processes.
         """
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner
@@ -98,7 +98,7 @@ class SnaplineRuntime(AgentRuntime):
         self._home().gate.open()
 
     async def process_next(self) -> None:
-        """Let the next turn begin; wait for a turn if necessary."""
+        """Let the next turn begin. Wait for a turn to arrive if necessary."""
         self._raise_unhandled()
         await self._home().up()
         begun = self.runner.begun
@@ -110,7 +110,7 @@ class SnaplineRuntime(AgentRuntime):
     _process_next = process_next
 
     async def stop(self) -> None:
-        """Stop the fleet's processes with a snapshot.
+        """Take a snapshot and stop the fleet's processes.
 
         The snapshot contains the messages in transit, which are handled after the next `start`.
         """
@@ -127,14 +127,14 @@ class SnaplineRuntime(AgentRuntime):
         self._raise_unhandled()
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when the condition holds."""
+        """Stop as soon as the condition is true."""
         self._check_started()
         while not condition():
             await asyncio.sleep(POLL_PERIOD_S)
         await self.stop()
 
     async def close(self) -> None:
-        """Stop, close the agents' objects, and delete the fleet's data."""
+        """Stop the fleet, close the agents' objects, and delete the fleet's data."""
         if self._is_started:
             await self.stop()
         await self._home().end()
@@ -166,7 +166,7 @@ class SnaplineRuntime(AgentRuntime):
         cancellation_token: CancellationToken | None = None,
         message_id: str | None = None,
     ) -> Any:
-        """Send a message and wait for the result of its handler; raises the handler's error."""
+        """Send a message and return the result of its handler. Raises the handler's error."""
         if not self.registry.knows(recipient):
             raise Exception(f"no agent type {recipient.type!r} is registered")  # noqa: TRY002  AutoGen's class
         token = cancellation_token or CancellationToken()
@@ -230,13 +230,13 @@ class SnaplineRuntime(AgentRuntime):
         *,
         expected_class: type[Any] | None = None,
     ) -> AgentType:
-        """Register a factory, as in AutoGen."""
+        """Register a factory, like AutoGen's own runtime."""
         kind = AgentType(type) if isinstance(type, str) else type
         self.registry.add_factory(kind.type, agent_factory, expected_class)
         return kind
 
     async def register_agent_instance(self, agent_instance: Any, agent_id: AgentId) -> AgentId:
-        """Register an instance, as in AutoGen."""
+        """Register an instance, like AutoGen's own runtime."""
         if agent_id in self.runner.objects():
             raise ValueError(f"agent {agent_id} is registered already")
         self.registry.add_instance(agent_id.type, agent_instance)
@@ -245,27 +245,28 @@ class SnaplineRuntime(AgentRuntime):
         return agent_id
 
     async def add_subscription(self, subscription: Subscription) -> None:
-        """Add a subscription, as in AutoGen. Not allowed in a turn, since other processes would not know of it."""
+        """Add a subscription, like AutoGen's own runtime. This is not allowed in a turn, since other processes would not know of the
+        subscription."""
         _refuse_in_turn("add_subscription")
         await self.registry.subscriptions.add_subscription(subscription)
 
     async def remove_subscription(self, id: str) -> None:
-        """Remove a subscription, as in AutoGen. Not allowed in a turn."""
+        """Remove a subscription, like AutoGen's own runtime. This is not allowed in a turn."""
         _refuse_in_turn("remove_subscription")
         await self.registry.subscriptions.remove_subscription(id)
 
     def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
-        """Add serializers, as in AutoGen."""
+        """Add serializers, like AutoGen's own runtime."""
         self.registry.serializers.add_serializer(serializer)
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
     async def get(self, id_or_type: Any, /, key: str = "default", *, lazy: bool = True) -> AgentId:
-        """Return an agent's id, as in AutoGen."""
+        """Return an agent's id, like AutoGen's own runtime."""
         return await get_impl(id_or_type=id_or_type, key=key, lazy=lazy, instance_getter=self._object)
 
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
-        """Return the agent's object in this process, as of its last turn here."""
+        """Return the agent's object in this process, in the state after the agent's last turn here."""
         if not self.registry.knows(id):
             raise LookupError(f"no agent type {id.type!r} is registered")
         made = await self._object(id)
@@ -274,21 +275,21 @@ class SnaplineRuntime(AgentRuntime):
         return made
 
     async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
-        """Return an agent's metadata, as in AutoGen."""
+        """Return an agent's metadata, like AutoGen's own runtime."""
         metadata: AgentMetadata = (await self._object(agent)).metadata
         return metadata
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
-        """Return the saved state of the agent's object in this process, as in AutoGen."""
+        """Return the state of the agent's object in this process, as its `save_state` returns it."""
         saved: Mapping[str, Any] = await (await self._object(agent)).save_state()
         return saved
 
     async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
-        """Load a state into the agent's object in this process, as in AutoGen."""
+        """Load a state into the agent's object in this process, using its `load_state`."""
         await (await self._object(agent)).load_state(state)
 
     async def save_state(self) -> Mapping[str, Any]:
-        """Return a snapshot of the fleet as JSON: all agents, and all messages in transit. Agents continue meanwhile.
+        """Return a snapshot of the fleet in JSON, with all agents and all messages in transit. Agents keep running meanwhile.
 
         Changes that the program has made to objects outside of turns are passed to the fleet first.
         """
@@ -302,7 +303,8 @@ class SnaplineRuntime(AgentRuntime):
         return {"snapline": saved["snapshot"], "agents": saved["states"]}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the fleet with the saved one. The saved messages in transit are handled when this runtime is started."""
+        """Replace the fleet's data with a saved snapshot. The snapshot's messages in transit are handled as soon as this runtime is
+        started."""
         await self._home().load(state["snapline"])
         for agent, saved in state["agents"].items():
             if self.registry.knows(AgentId.from_str(agent)):
@@ -339,7 +341,7 @@ live_turn.is_send(SnaplineRuntime.send_message)
 
 
 def serve_program(program: str) -> None:
-    """Serve `module:function` through the socket that is this process's standard input and output."""
+    """Run turns of the program `module:function` for the host, which is connected to this process's standard input and output."""
     turns.replace_sources()
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
@@ -351,7 +353,7 @@ async def _serve(program: str, channel: socket.socket) -> None:
     try:
         runtime = await _load(program)
     except BaseException as error:
-        # The host logs one sentence; the traceback is in this process's own log.
+        # The host logs only one sentence, so print the traceback to this process's own log.
         traceback.print_exc()
         writer.write(to_bytes({"hello": f"{program} cannot be registered: {type(error).__name__}: {error}"}))
         await writer.drain()
@@ -359,11 +361,12 @@ async def _serve(program: str, channel: socket.socket) -> None:
     track_tasks(asyncio.get_running_loop())
     writer.write(to_bytes({"hello": ""}))
     await serve_frames(runtime.serve_host(), reader, writer)
-    os._exit(0)  # ends running handlers at once: without the host their turns are void
+    os._exit(0)  # ends running handlers immediately, since without the host their turns have no effect
 
 
 async def _load(program: str) -> SnaplineRuntime:
-    """Run the program's registration function; a function without parameters creates its own runtime."""
+    """Run the program's registration function, and return the runtime. A function without parameters creates its own runtime and returns
+    it."""
     module, _, name = program.partition(":")
     function = getattr(importlib.import_module(module), name)
     runtime = None if not inspect.signature(function).parameters else SnaplineRuntime()

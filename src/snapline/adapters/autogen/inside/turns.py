@@ -1,15 +1,15 @@
-"""Run turns of the program's agents for a host.
+"""Runs turns of the program's agents for a host.
 
-A turn takes a state and a message, and gives the messages sent, the answer and the new state.
+A turn receives a state and a message, and returns the messages sent, the answer and the new state.
 
-The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for the agent's next turn if that
-turn begins with the state with which the last turn ended in this process. Otherwise the factory creates a new object, which loads the
-state. Registrations of factories, subscriptions, serializers and intervention handlers behave as in AutoGen's runtime, and raise the same
+The host owns the states, and this process holds no state that cannot be rebuilt. An agent's object is reused for the agent's next turn if
+that turn begins with the state with which the last turn in this process ended. Otherwise the factory creates a new object, which loads the
+state. Registering factories, subscriptions, serializers and intervention handlers works like in AutoGen's runtime, and raises the same
 classes of errors (`ProgramRegistry`).
 
-A handler that has awaited a reply is rerun after a failure, up to the point where it was waiting, and must make the same calls again. So
-within a turn `random` and `uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns both are unchanged;
-`numpy`, `secrets` and clocks are never changed.
+After a failure, a handler that has awaited a reply is rerun up to the point where it was waiting, and must make the same calls again. So
+within a turn, `random` and `uuid.uuid4` use a generator that belongs to the turn and is independent of other turns. Outside of turns, both
+work as usual. `numpy`, `secrets` and clocks are never changed.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ from snapline.adapters.autogen.inside.value_encoding import (
 from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 
 drawing: ContextVar[random.Random | None] = ContextVar("snapline-turn-chance", default=None)
-"""Random generator of the current turn."""
+"""Random generator of the current turn. None outside of turns."""
 
 _replaced: list[bool] = []
 
 
 def replace_sources() -> None:
-    """Patch the functions of `random` and `uuid`.
+    """Patch the functions of `random`, and `uuid.uuid4`, so that they use the current turn's generator.
 
-    Call this before the program is imported, since the program may import the functions by name.
+    Call this function before the program is imported, since the program may import the patched functions by name.
     """
     if _replaced:
         return
@@ -82,7 +82,7 @@ Factory = Callable[..., Any | Awaitable[Any]]
 
 
 class ProgramRegistry:
-    """Registrations, which are the same in every process that runs the program.
+    """The program's registrations. They are the same in every process that runs the program.
 
     Attributes:
         serializers, subscriptions: AutoGen's own objects.
@@ -96,7 +96,7 @@ class ProgramRegistry:
         self._instance_types: dict[str, type[Any]] = {}
 
     def add_factory(self, kind: str, factory: Factory, expected: type[Any] | None) -> None:
-        """Add a factory; raise ValueError if the type has one already."""
+        """Add a factory. Raise ValueError if the agent type is already registered."""
         if kind in self._factories:
             raise ValueError(f"agent type {kind!r} is registered already: choose another name")
 
@@ -109,11 +109,12 @@ class ProgramRegistry:
                 )
             return made
 
-        checked.__signature__ = inspect.signature(factory)  # type: ignore[attr-defined]  # how many arguments it takes
+        checked.__signature__ = inspect.signature(factory)  # type: ignore[attr-defined]  # tells how many arguments the factory takes
         self._factories[kind] = checked
 
     def add_instance(self, kind: str, made: Any) -> None:
-        """Add an agent without a factory. Raise ValueError if its type is in use."""
+        """Register the type of an agent that was created without a factory. Raise ValueError if the type has a factory, or objects of a
+        different class."""
         if kind not in self._factories:
             self._factories[kind] = _no_factory
             self._instance_types[kind] = type(made)
@@ -129,7 +130,8 @@ class ProgramRegistry:
         return agent.type in self._factories
 
     async def make(self, agent: AgentId, runtime: Any) -> Any:
-        """Create an object of this agent. Raises LookupError if its type is not registered, and the errors of its factory."""
+        """Create an object for this agent. Raises LookupError if the agent's type is not registered, and any error that the factory
+        raises."""
         if agent.type not in self._factories:
             raise LookupError(f"no agent type {agent.type!r} is registered")
         factory = self._factories[agent.type]
@@ -151,14 +153,15 @@ class ProgramRegistry:
                 raise
 
     async def subscribers(self, topic: TopicId, sender: AgentId | None) -> list[AgentId]:
-        """Return the agents subscribed to the topic, except the publisher."""
+        """Return the agents that are subscribed to the topic, except for the publisher."""
         subscribed = await self.subscriptions.get_subscribed_recipients(topic)
         return [agent for agent in subscribed if agent != sender]
 
     # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
 
     async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
-        """Pass a message to be sent through the handlers. Raises MessageDroppedException, and the errors of the handlers."""
+        """Pass a message that is about to be sent through the intervention handlers. Raises MessageDroppedException if one drops it, and
+        any error that a handler raises."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_send(message, message_context=context, recipient=recipient), "on_send"
@@ -166,13 +169,13 @@ class ProgramRegistry:
         return message
 
     async def published(self, message: Any, context: MessageContext) -> Any:
-        """Pass a message to be published through the handlers. Raises as `sent`."""
+        """Pass a message that is about to be published through the intervention handlers. Raises the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
         return message
 
     async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
-        """Pass a response through the handlers. Raises as `sent`."""
+        """Pass a response through the intervention handlers. Raises the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"
@@ -202,15 +205,15 @@ def _no_factory() -> Any:
 Frame = dict[str, Any]
 
 TEXT_CHARACTERS_MAX = 4000
-"""Largest length of a traceback, the same as in a dead letter."""
+"""Largest length of a traceback in characters, the same as in a dead letter."""
 
 
 class AgentObject:
-    """An agent's object.
+    """An agent's object in this process.
 
     Attributes:
-        state: state at the end of the last turn; None if the object had no turn or the state is unknown.
-        has_no_factory: the object was not created by a factory.
+        state: state at the end of the agent's last turn here. None if there was no turn yet, or if the state is unknown.
+        has_no_factory: whether the object was registered as an instance instead of being created by a factory.
     """
 
     def __init__(self, made: Any, *, has_no_factory: bool = False) -> None:
@@ -221,15 +224,16 @@ class AgentObject:
 
 
 class TurnRunner:
-    """The running turns of this process, by the names that their hosts give to the turns.
+    """Runs turns in this process. Each turn is identified by the name that its host has given it.
 
     Attributes:
-        raised: message id → error of the message's turn, for waiting callers in this process; used only if all agents are in this process.
-        begun: number of turns begun.
-        heard: message id → future of a caller outside of turns that waits for the answer.
-        unhandled: first error of a turn whose reply no caller waits for.
-        gate: awaited at the beginning of each turn.
-        tokens: message id → cancellation token of a message sent by this process; None if agents are in several processes.
+        raised: message id → error that the turn of the message has raised, for callers in this process that wait for the reply. Used only
+            if all agents are in this process.
+        begun: number of turns that have begun.
+        heard: message id → future with which a caller outside of turns waits for the answer.
+        unhandled: first error raised by a turn for whose reply no caller waits.
+        gate: function that is awaited at the beginning of each turn. None if there is no gate.
+        tokens: message id → cancellation token of a message that this process has sent. None if agents are in several processes.
     """
 
     def __init__(self, runtime: Any, registry: ProgramRegistry) -> None:
@@ -245,7 +249,7 @@ class TurnRunner:
         self.gate: Callable[[], Awaitable[None]] | None = None
 
     async def begin(self, frame: Frame) -> Frame:
-        """Begin a turn; return its segment up to the first wait."""
+        """Begin a turn, and run it up to its first wait or its end. Return the resulting segment."""
         self.drop(frame)
         if self.gate is not None:
             await self.gate()
@@ -261,7 +265,8 @@ class TurnRunner:
         return await self._segment(frame["turn"], await turn.begin(handling))
 
     async def go_on(self, frame: Frame) -> Frame | None:
-        """Continue a blocked turn, with a reply or because its host checks again. Return None if the turn is not in this process."""
+        """Continue a blocked turn, either with a reply or because its host checks it again. Return None if the turn is not in this
+        process."""
         live = self._live.get(frame["turn"])
         if live is None:
             return None
@@ -270,7 +275,7 @@ class TurnRunner:
         return await self._segment(frame["turn"], await live[0].go_on())
 
     def drop(self, frame: Frame) -> None:
-        """Drop a turn that was undone, with its changes to the agent's object."""
+        """Drop a turn that was undone, and discard its changes to the agent's object."""
         live = self._live.pop(frame["turn"], None)
         if live is not None:
             turn, begun, agent_object = live
@@ -280,22 +285,22 @@ class TurnRunner:
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def add_object(self, agent: AgentId, made: Any) -> None:
-        """Add an agent's object that was not created by a factory."""
+        """Add an agent's object that the program has created without a factory."""
         self._objects[agent] = AgentObject(made, has_no_factory=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
-        """Return the objects in this process."""
+        """Return agent id → object, for all objects in this process."""
         return dict(self._objects)
 
     async def object_of(self, agent: AgentId) -> AgentObject:
-        """Return an agent's object; create it if necessary."""
+        """Return an agent's object, which is created if necessary."""
         agent_object = self._objects.get(agent)
         if agent_object is None:
             agent_object = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
         return agent_object
 
     async def object_with(self, agent: AgentId, state: EncodedValue | None) -> AgentObject:
-        """Return an agent's object with this state; None: initial state."""
+        """Return an agent's object in this state. If `state` is None, return it in its initial state."""
         agent_object = self._objects.get(agent)
         if agent_object is not None and agent_object.state != state:
             self._discard_object(agent, agent_object)
@@ -316,7 +321,7 @@ class TurnRunner:
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
 
     def _discard_object(self, agent: AgentId, held: AgentObject) -> None:
-        """Discard an object with unknown state. An object without a factory remains, and loads its next state as it is."""
+        """Discard an object whose state is unknown. An object that has no factory is kept, and the next state is loaded into it."""
         held.state = None
         if not held.has_no_factory and self._objects.get(agent) is held:
             del self._objects[agent]
@@ -324,7 +329,7 @@ class TurnRunner:
     # -- one turn ------------------------------------------------------------------------------------------------------
 
     async def _handling(self, made: Any, frame: Frame) -> Any:
-        """Run the handler."""
+        """Decode the message and run the agent's handler for it."""
         self.begun += 1
         drawing.set(random.Random(frame["seed"]))
         message = decode_encoded_value(frame["message"], self._registry.serializers)
@@ -378,19 +383,19 @@ class TurnRunner:
         return {"error": encode_handler_error(error), "text": text}
 
     def _failed(self, error: BaseException, begun: Frame) -> Frame:
-        """Return the segment of a failed turn, which leaves its agent unchanged."""
+        """Return the segment that ends a failed turn and leaves its agent unchanged."""
         failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._error_frame(error, begun)}
         return self._ended(failed, begun)
 
     async def _answer(self, found: Any, begun: Frame) -> Any:
         if begun["topic"]:
-            return None  # no caller waits for it
+            return None  # no caller waits for the answer
         sender = AgentId.from_str(begun["sender"]) if begun["sender"] else None
         return await self._registry.responded(found, AgentId.from_str(begun["agent"]), sender)
 
 
 async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve a host's requests until it disconnects. Turns of different agents run in parallel."""
+    """Serve a host's requests until the host disconnects. Turns of different agents run concurrently."""
     under_way: dict[str, asyncio.Task[None]] = {}
     turns_seen: dict[str, None] = {}
     while (frame := await read_frame(reader)) is not None:

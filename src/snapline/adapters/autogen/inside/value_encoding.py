@@ -1,7 +1,7 @@
-"""Encode AutoGen's messages and states, each as the name of a form and a text.
+"""Encodes AutoGen's messages and states. An encoded value consists of a text and the name of its encoding.
 
-Values that JSON reproduces exactly are JSON, so that they are readable in snapshots. All others are pickled. `AgentStateCodec` selects the attributes
-that make up an agent's state.
+Values that JSON can reproduce exactly are encoded in JSON, so that they are readable in snapshots. Messages may be encoded by AutoGen's own
+serializer. All other values are pickled. `AgentStateCodec` selects the attributes that make up an agent's state.
 """
 
 import base64
@@ -15,21 +15,22 @@ from autogen_core import JSON_DATA_CONTENT_TYPE, BaseAgent
 from autogen_core._serialization import SerializationRegistry
 
 JSON_FORM, MESSAGE_FORM, PICKLE_FORM = "json", "message", "pickle"
-"""A plain value; a message encoded by AutoGen's serializer of its type; any other object."""
+"""Names of the encodings. "json" is for plain values, "message" for messages that AutoGen's serializer for their type can reproduce, and
+"pickle" for all other objects."""
 
 EncodedValue = dict[str, str]
-"""`form`, `body`, and for a message its `type`."""
+"""A dictionary with the keys `form` and `body`, and for a message also `type`."""
 
 OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
-"""Attributes set by AutoGen's base classes. They are recreated and not saved."""
+"""Attributes that AutoGen's base classes set. They are not saved, since they are recreated with the object."""
 
 
 class NotSerializableError(ValueError):
-    """A message or state cannot be saved. The text of the error names it and says how to proceed."""
+    """A message or state cannot be saved. The error's text names it and explains how to proceed."""
 
 
 def keep(value: object, what: str) -> EncodedValue:
-    """Encode a value, as JSON if JSON reproduces it exactly.
+    """Encode a value in JSON if JSON reproduces the value exactly, otherwise as a pickle.
 
     Raises:
         NotSerializableError: the value cannot be pickled.
@@ -44,7 +45,7 @@ def keep(value: object, what: str) -> EncodedValue:
         ) from error
 
 
-def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry) -> Any:  # what was kept
+def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry) -> Any:  # the value that was encoded
     """Decode a value encoded by `keep` or `encode_autogen_message`."""
     form, body = kept["form"], kept["body"]
     if form == JSON_FORM:
@@ -55,10 +56,11 @@ def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry)
 
 
 def encode_autogen_message(message: object, serializers: SerializationRegistry) -> EncodedValue:
-    """Encode a message, with AutoGen's serializer of its type if that reproduces it exactly.
+    """Encode a message with AutoGen's serializer for its type if that serializer reproduces the message exactly. Otherwise encode it like
+    `keep`.
 
     Raises:
-        NotSerializableError: the message cannot be pickled either.
+        NotSerializableError: neither encoding is possible, and the message cannot be pickled.
     """
     name = type(message).__name__
     if not is_json(message, set()) and serializers.is_registered(
@@ -73,7 +75,7 @@ def encode_autogen_message(message: object, serializers: SerializationRegistry) 
 
 
 def encode_handler_error(error: BaseException) -> EncodedValue:
-    """Encode an error raised by a handler, for the caller that waits for its reply."""
+    """Encode an error that a handler has raised, for the caller that waits for the reply."""
     try:
         kept = keep(error, "an error")
         pickle.loads(base64.b64decode(kept["body"]))
@@ -83,7 +85,8 @@ def encode_handler_error(error: BaseException) -> EncodedValue:
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly. It does not if a list occurs in two places, since JSON would decode two lists."""
+    """Return whether JSON reproduces the value exactly. For example, it does not if the same list occurs in two places, since decoding
+    would yield two lists."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -97,15 +100,14 @@ def is_json(value: object, seen: set[int]) -> bool:
 
 
 class AgentStateCodec:
-    """Encodes the state of an agent's object, without the parts that are recreated together with the object.
+    """Encodes the state of an agent's object, without the parts that are recreated when the object is created.
 
-    An agent with both `save_state` and `load_state` is saved with these methods. For any other agent the attributes are saved. Attributes
-    of AutoGen's base classes are excluded. So are attributes that the factory creates and that cannot be pickled, such as clients, locks
-    and queues.
+    If an agent defines both `save_state` and `load_state`, these methods are used. For all other agents, the attributes are saved, except
+    those of AutoGen's base classes and those that the factory creates and that cannot be pickled, such as clients, locks and queues.
     """
 
     def __init__(self, made: Any) -> None:
-        """`made`: the object as created by its factory."""
+        """Create the codec. `made` is the object as its factory has created it."""
         self._agent = made
         kind = type(made)
         methods = [(getattr(kind, name), getattr(BaseAgent, name)) for name in ("save_state", "load_state")]
@@ -117,7 +119,7 @@ class AgentStateCodec:
         """Return the object's current state.
 
         Raises:
-            NotSerializableError: the state cannot be saved; names the attribute.
+            NotSerializableError: the state cannot be saved. The error names the attribute.
         """
         description = f"the state of agent {self._agent.id}"
         if self._saves_itself:
@@ -133,7 +135,7 @@ class AgentStateCodec:
             ) from error
 
     async def load(self, state: Mapping[str, Any]) -> None:
-        """Set the state of a new object."""
+        """Load a state into the object."""
         if self._saves_itself:
             await self._agent.load_state(state)
             return
