@@ -250,7 +250,7 @@ PORTS = {
             **_HTTP,
             "bytes of a form": ("view.sign_in.FORM_BYTES_MAX", 4 * KIB),
             "streams of the fleet's screen": ("view.watch.VIEWERS_MAX", 64),
-            "streams of each other screen": ("view.page_streams.STREAMS_MAX", 64),
+            "streams of each other screen": ("view.page_elements.STREAMS_MAX", 64),
             "people who have signed in": ("view.sign_in.SESSIONS_MAX", 256),
             "seconds before a wrong token is answered": ("view.view_app.WRONG_S", 0.5),
         },
