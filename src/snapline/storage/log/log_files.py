@@ -6,7 +6,7 @@ entry that others rely on. So after a listing the reader syncs every directory w
 the mark is created after a sync, and no entry follows.
 
 Deletion of garbage leaves gaps, so a missing number proves nothing by itself. Where the store is signed or
-encrypted, deletion records list the deleted batches (`log_deletions.py`), and `missing_batches` returns those that are missing without a
+encrypted, deletion records list the deleted batches, and `missing_batches` returns those that are missing without a
 record.
 
 **Writing.** The problem: a host acknowledges an input once it is durable, and a later owner of the agent must find the input. A slow host
