@@ -205,7 +205,7 @@ class _Measure(msgspec.Struct):
 
 
 class HostLoads:
-    """Measured load of hosts. Volatile: the next leader measures again."""
+    """The measured load of hosts. This state need not be durable, because the next leader measures again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

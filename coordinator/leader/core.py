@@ -1,44 +1,46 @@
 """The leader core makes all decisions of the coordinator and holds no state that must survive a leader.
 
-Theory of operation. The replicated state (`fleet_state.py`) holds agreed facts; this core holds work in progress: streams, reports,
-timers, pending proposals. After every event it compares the two and proposes the next operations. Safety needs no volatile state: a
-leader may die at any instruction, and the next one starts from the state alone, since
+Theory of operation. The replicated state (`fleet_state.py`) holds the agreed facts. This core holds work in progress: streams, reports,
+timers and pending proposals. After every event it compares the two and proposes the next operations. Safety does not depend on volatile
+state: a leader may die at any instruction, and the next leader starts from the replicated state alone, because
 
-- hosts repeat on every new stream all messages without an answer (reports, applied plans, requests, refusals);
-- directives are idempotent, and repeated on every new stream;
-- the state machine refuses an operation that is late, repeated or based on an older state.
+- on every new stream, hosts resend all messages that have not been answered (reports, applied plans, requests, refusals);
+- directives are idempotent and are resent on every new stream;
+- the state machine refuses an operation that is late, duplicate or based on an older state.
 
-The parts share a `LeaderState` and are wired together by `make_parts`. Each part is given the parts that it calls, and none knows its
-callers. After every event each part compares the state with its own work, in this order:
+The parts share a `LeaderState`, and `make_parts` connects them. Each part receives references to the parts that it calls, and no part knows
+its callers. After every event, each part compares the state with its own work, in this order:
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
-    modes/        how epochs are made: the fleet's protocol chooses the mode; in logged fleets the recovery line
+    modes/        how epochs are made (the fleet's protocol chooses the mode); the recovery line of fleets whose agents keep sender logs
     plans         starting and recovering: `recovery_plans.py`, `agent_moves.py`
-    epochs/       open epochs, their end, triggers, retention
-    this folder   requests of hosts, concerns, the stop condition, the shutdown
+    epochs/       open epochs, their completion, triggers, retention
+    this folder   requests from hosts, concerns, the stop condition, the shutdown
 
 On a new stream a host receives these messages, in this order:
 
 - ReadProbe, unless this leader has already seen the host read a probe; Welcome; Roster;
-- Plan, unless a new one is needed;
-- EndEpoch for epochs that ended under this plan, and again for the newest release; OutputsWatched if a consumer follows the outputs;
-- BeginEpoch for open epochs (in logged protocols the questions of a round);
+- Plan, unless a new plan is needed;
+- EndEpoch for epochs that ended under this plan, then EndEpoch for the newest released epoch; OutputsWatched if a consumer follows the
+  outputs;
+- BeginEpoch for open epochs (in protocols with sender logs, the requests of the current checkpoint round);
 - FreezeAgents or ThawAgents if agents checkpoint on their own;
-- Quiesce if inputs or effects are held; EvaluateStop if this host is asked; Finish if the fleet has ended.
+- Quiesce if inputs or effects are held; EvaluateStop if the leader asks this host; Finish if the fleet has ended.
 
-Carries G4 and G9 with the state machine, and G10 within the fault budget.
+Implements G4 and G9 together with the state machine, and G10 within the fault budget.
 
 The caller's duties:
-1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Execute commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
+1. Pass `LeaderStarted` first, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
+2. Execute commands in order. Answer each of these commands with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
-3. Apply an operation to `state` before handing in its `ProposalEnded`.
+3. Apply a committed operation to `state` before passing its `ProposalEnded`.
 
-*Requests of hosts* between epochs create, retire or locate agents, and open a log for inputs. The checkpoint mode decides when an agent that has stopped may leave.
+*Host requests* create, retire or locate agents between epochs, or open a log for inputs. The checkpoint mode decides when an agent that has
+stopped may leave.
 
-The host numbers its requests, so a repeated request is applied once: (run of the host, action, number) is the request id in the log.
-Locations are read from the state without a proposal. A stale answer does no harm: a host refuses messages to an agent that it does
-not run, and the next answer is newer.
+The host numbers its requests, so a repeated request is applied only once: the request id in the log is (run of the host, action, number).
+Locations are read from the state without a proposal. A stale location is harmless: a host refuses messages to an agent that it does not
+run, and a later answer is newer.
 """
 
 from dataclasses import dataclass
@@ -145,7 +147,7 @@ BATCH_BYTES_MAX = 48 * 1024
 
 
 class HostRequests:
-    """Handles requests of hosts between epochs."""
+    """Handles requests from hosts between epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
         self._shared = shared

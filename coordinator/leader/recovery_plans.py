@@ -1,49 +1,51 @@
-"""Recovery plans: when the fleet starts or restarts, from which recovery line, and on which hosts.
+"""Recovery plans, which decide when the fleet starts or restarts, from which recovery line, and on which hosts.
 
 A recovery plan is needed
 
 - to start the fleet;
-- after the loss of a host with agents (`need` in the state);
-- after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
+- after the loss of a host that ran agents (`need` in the state);
+- after an agent failed, or a host could not apply the plan (both are volatile, because hosts repeat these reports);
 - for a restore or a move of agents (`agent_moves.py`).
 
 The leader then proceeds in this order:
 
-1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be back
-   or lost within two seconds. While no host is attached, the grace periods do not run: after a power failure the first host that returns
-   must not get all agents. A host evicted because it blocked the fleet (`partitions.py`) is neither awaited nor used; a drained host is not
-   used.
-2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read before the
-   plan is committed. A damaged epoch is condemned, and the previous one is tried. If no epoch is left, the fleet starts from its initial
-   states; a fork has no initial states and ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than
-   that epoch, they are stored as an epoch, which becomes the line; survivors continue from their live states. A restore names its epoch: no
-   epoch is made, and no agent keeps a live state. For a restore every byte of the epoch is read: its plan makes later epochs void, so
-   damage found afterwards could cost all of them.
+1. Wait until every host with agents is attached, has left, or has been lost for longer than its grace period. A host whose stream is broken
+   either returns or counts as lost within two seconds. While no host is attached, the grace periods do not run. Otherwise the first host
+   that returns after a power failure would receive all agents. A host that was evicted because it blocked the fleet (`partitions.py`) is
+   neither awaited nor used; a drained host is not used.
+2. Choose the line: the newest epoch that is complete, not condemned, *and readable*. The ref, the manifest and the pack indexes are read
+   before the plan is committed. A damaged epoch is condemned, and the previous epoch is tried. If no epoch is left, the fleet starts from
+   its initial states; a fork has no initial states, so it ends as failed. In autonomous protocols the fleet is frozen first. If the
+   surviving states are newer than the newest epoch, they are stored as an epoch, which becomes the line. Surviving agents continue from
+   their live states. A restore names its epoch: no epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch
+   is read: the plan makes later epochs void, so if damage were found only afterwards, all these epochs could be lost.
 3. Propose CommitPlan with the line and all attached hosts. The proposal is refused if the line has changed in the meantime.
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all hosts have applied it, the fleet runs.
-   Hosts that make no progress in time are evicted; if no host makes progress, the plan is made again.
+   Hosts that make no progress in time are evicted. If no host makes progress, a new plan is made for the same hosts.
 
-After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
-Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
-without a complete epoch in between, a store that stays unreadable.
+After any failure during these steps, another plan follows, from the same line or an older one, so a recovery can be interrupted at any
+point (G10). Permanent errors end the fleet: hosts refuse plans three times for reasons other than damage, one agent fails repeatedly
+without a complete epoch in between, the store stays unreadable, or a fork has no readable epoch left.
 
-*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host
-without progress for ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent
-time does not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time
-limit doubles for the next plan, until one is applied: a fleet with one slow loading step must finish too.
+*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until the host answers, its heartbeats report the progress of loading.
+A host without progress for ANSWER_NS counts as failed, and the next plan excludes it. If a host is silent but its stream is open, the host
+is busy, and the time of its silence does not count. If no host makes progress, the hosts are not the cause, so a new plan is made for all
+of them. In both cases the time limit doubles for the next plan, until a plan is applied, so that a fleet with one slow loading step also
+starts.
 
-*Restores* are requests of operators to return to an epoch; *rollbacks* are requests of agents (`ctx.rollback`). One restore at a time is active. Its plan is made like any other, but from the requested epoch, and commits it
-together with the marks that make later epochs void (`state/fleet_view.py`). The client's token identifies the request. A request repeated to
-this leader or the next is the same restore, and its plan in the log is the answer. A leader that dies before that log entry has changed
-nothing.
+*Restores* are operators' requests to return the fleet to an epoch. One restore at a time is active. The plan for a restore is made like any
+other plan, but from the requested epoch. The plan is committed together with the marks that make later epochs void (`state/fleet_view.py`).
+The client's token identifies the request. If the client repeats the request, to this leader or the next, it is the same restore, and the
+plan in the log is the answer. A leader that dies before it has written that log entry has changed nothing.
 
-*Rollbacks.* Each request becomes a restore. A second rollback for the same reason needs an operator. The requesting agent waits and loses
-nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new stream, so requests survive a leader's
-death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends that incarnation and the request: the
-turn runs again, and may repeat the request.
+*Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback request becomes a restore. A second
+rollback for the same reason is refused until an operator intervenes. The requesting agent waits and loses nothing: its turn had no effect,
+and its message is kept. The agent's host repeats the request on every new stream, so the request survives a leader's death. A request
+belongs to one incarnation of its agent. The next plan, whatever its reason, ends both that incarnation and the request: the turn runs
+again, and may make the request again.
 
-Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept, and
-only since an operator's last restore, because the operator has seen the requests before it.
+Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept.
+Requests before an operator's last restore do not count, because the operator has seen them.
 """
 
 import msgspec
@@ -121,7 +123,7 @@ class Restores:
         """Token of an agent's restore → the reason why the restore was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """Handle an operator's request to move agents; the operator may repeat the request."""
+        """Handle an operator's request to restore an epoch; the operator may repeat it."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)

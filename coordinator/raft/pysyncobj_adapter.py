@@ -1,10 +1,10 @@
-"""Adaptation of PySyncObj: its settings, the hooks of the hardened node into it, a check of the reviewed release, and the wake-up pipe.
+"""Adaptation of PySyncObj: its settings, the hooks that connect the hardened node to it, a check of its version, and the wake-up pipe.
 
-The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
-`SafeSyncObj` adds the file names and the state's callables.
+The timings are based on measurements with three replicas on one busy machine (fsync: median 4 ms, maximum 716 ms). The sizes are design
+choices. `SafeSyncObj` adds the file names and the state functions.
 
 The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works only with that release. The version and
-the names are checked at the start; the tests also compare the hash of every file of the library.
+the names are checked at the start. The tests also compare the hash of every file in the library.
 """
 
 import logging

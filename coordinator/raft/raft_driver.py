@@ -21,8 +21,8 @@ read.
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks the process ends, since the node's
 memory may be corrupt.
 
-An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
-time-out, since the callback may never fire.
+An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback. If the callback is
+not called before the time-out, the outcome is *unknown*.
 """
 
 import asyncio

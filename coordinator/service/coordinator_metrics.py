@@ -2,12 +2,12 @@
 
 A replica that does not lead omits the fleet's metrics, so sums over replicas count no value twice.
 
-`LeaderFigures` holds durations, sizes and pauses of epochs and recoveries, as measured by this process while it led. The replicated state has decisions and their times; hosts report how much they have written. The leader's driver passes both to
-its observers. No decision depends on these figures. A new leader begins at zero, which monitoring systems handle as a counter
-reset.
+`LeaderFigures` contains durations, sizes and pauses of epochs and recoveries, measured by this process while it led. The replicated state
+contains decisions and their times, and hosts report how much they have written. The leader's driver passes both to its observers. No
+decision depends on these figures. A new leader begins at zero, which monitoring systems handle as a counter reset.
 
-`snapline status` shows the costs, from the replicated state and these figures. A replica that does not lead has only the data
-in the replicated state about the newest epoch.
+`snapline status` shows the costs, which are computed from the replicated state and these figures. A replica that does not lead uses only
+the data about epochs in the replicated state.
 """
 
 import time

@@ -238,7 +238,8 @@ def _epoch_row(end: EpochEnd, state: FleetView) -> Rows:
 
 
 def _epoch_status(end: EpochEnd, state: FleetView) -> str:
-    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
+    """Return "aborted" for an aborted epoch. For a completed epoch, return "complete", "condemned" or "void" while it is kept, then
+    "forgotten"."""
     if not end.is_complete:
         return "aborted"
     record = state.image.epochs.get(end.epoch)

@@ -1,16 +1,20 @@
-"""Leadership of this replica: runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
+"""Leadership of this replica. This module runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
 
-A new leader must see everything acknowledged before it, so it waits until an entry of its own (a barrier) is applied. Leadership ends
-when another replica is elected, or when this replica has not heard from a majority for a while. In between, two replicas may both
-believe that they lead. The older leader is harmless: its proposals are committed by the newer leader or not at all, and are refused if
-the state has changed. Its messages to hosts follow from committed operations, and directives are idempotent.
+A new leader must see everything that was acknowledged before it. So a new leader waits until an entry that it has proposed (a barrier) is
+applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for a while. In between, two
+replicas may both believe that they lead. The older leader is harmless: its proposals are either committed by the newer leader or not at
+all, and they are refused if the state has changed. The messages of an older leader to hosts follow from committed operations, and
+directives are idempotent.
 
-`LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it provides the streams of hosts, the
-requests of tools, the log, the store's threads and the clock.
+`LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). The runner provides the streams of hosts, the
+requests from tools, the log, the store's threads and the clock.
 
-*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). One replica and several replicas use the same code. The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
-everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
-proposer gets the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no lock.
+*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). One replica and several replicas use the same code.
+
+The state is kept twice. Raft applies entries, and freezes and restores the state, on a separate thread. The leader, the servicer and all
+other code read the state on the event loop. So the loop has its own copy, to which the same entries are applied in the same order, each
+before its proposer receives the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no
+lock.
 """
 
 import asyncio

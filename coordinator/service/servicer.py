@@ -1,10 +1,10 @@
-"""gRPC service of the coordinator: converts between protobuf messages and structs.
+"""The coordinator's gRPC service, which converts between protobuf messages and structs.
 
-The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
-requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
+The entries of a host's message are counted before the message is parsed. If a message arrives in parts, the parts are joined first.
+Requests from tools about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
 (`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
 
-All calls convert errors to gRPC statuses, and a replica that does not lead names the leader to its callers.
+In all calls, errors are converted to gRPC statuses, and a replica that does not lead tells its callers which replica leads.
 """
 
 import asyncio

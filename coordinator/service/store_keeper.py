@@ -1,13 +1,13 @@
-"""The coordinator's calls to the checkpoint store: each call blocks, runs on a thread and is answered by one event.
+"""The coordinator's calls to the checkpoint store. Each call blocks, runs on a thread, and is answered by one event.
 
-This module makes no decisions. It reports each failure with the damaged path, or with the reason why the store could not be used.
+This module makes no decisions. The module reports each failure with the damaged path, or with the reason why the store could not be used.
 
-*Logs.* Batches of host logs that no epoch needs any more are deleted; `storage/log/log_files.py` decides which.
+*Logs.* Batches of host logs that no epoch needs anymore are deleted; `storage/log/log_files.py` decides which batches these are.
 
-*Releases.* A release holds the outputs that agents have emitted since the previous epoch, read from the new epoch's checkpoints. The
-manifest of the previous epoch tells which outputs were released before. If the previous epoch is condemned, its bytes may be
-damaged, and it is unknown whether a leader has released its outputs or is about to. So that epoch is *closed*: an empty release is
-written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which
+*Releases.* A release contains the outputs that agents have emitted since the previous epoch. The outputs are read from the new epoch's
+checkpoints. The manifest of the previous epoch shows which outputs were released before. If the previous epoch is condemned, its data may
+be damaged, and it is unknown whether a leader has released its outputs or is about to release them. So that epoch is *closed*: an empty
+release is written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which
 outputs were released.
 """
 

@@ -1,18 +1,19 @@
-"""Read-only queries of the replicated state. `fleet_state.py` and its helpers change it.
+"""Read-only queries on the replicated state. Only `fleet_state.py` and its helpers change the state.
 
-Queries may be called at any time on the event loop's thread. Results have the image's order, which is equal on every replica.
+Queries may be called at any time on the event loop's thread. Results have the order of the image, which is equal on every replica.
 
-The *lineage* of an epoch consists of the complete epochs before it in its history. A restore returns the fleet to an earlier epoch.
+The *lineage* of an epoch consists of the complete epochs before it in its history. A *restore* returns the fleet to an earlier epoch.
 
-The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the recovery line of that
-plan (0: the initial states). The predecessor may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
+The *predecessor* of an epoch is the newest lower epoch that completed under the same plan. If there is none, the predecessor is the
+recovery line of that plan (0 means the initial states). The predecessor may have been condemned since, because a plan's history continues
+after an epoch whose data is damaged.
 
-A *void* epoch was complete, but the fleet was restored to an earlier one. A void epoch is never a recovery line again: otherwise the
-next failure would undo the restore. It is no longer in any history: all epochs that followed it are above the same target, so they are
-void, too.
+A *void* epoch was complete, but the fleet was restored to an earlier epoch. A void epoch is never a recovery line again; otherwise the next
+failure would undo the restore. No history contains a void epoch anymore, because all epochs that followed it are above the restored epoch,
+so they are void too.
 
-Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch
-the known predecessor may be wrong, unless no epoch of the plan is forgotten.
+Epochs are forgotten oldest first, except for void epochs. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch,
+the apparent predecessor may be wrong, unless no epoch of the plan is forgotten.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,34 +1,34 @@
-"""Rules of the log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
+"""Rules for log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
 these rules.
 
-*Definition.* The first operations of a log hold the fleet's definition and its initial agents. They come in several operations, each of
-which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names hold for agents
-created later, too.
+*Definition.* The first operations in a log contain the fleet's definition and its initial agents. There are several such operations, each
+of which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names also apply to
+agents created later.
 
 *Deaths* during turns are counted, so that a message that kills its process is not delivered forever. While a turn runs, its host keeps a
 mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's next process or the launcher
-reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds the limit gets no turn and
-becomes a dead letter. A run of a host is counted once, even if several processes report it.
+reads the mark, and the death is counted here for that turn. Plans carry the counts to hosts. A message whose count exceeds the limit gets
+no turn and becomes a dead letter. The death of a host's run is counted once, even if several processes report it.
 
-The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
-between turns: the new process may run other code.
+The count of a turn is reset when the turn has ended successfully. The counts for all agents of a host are reset when its process has ended
+between turns, because the new process may run different code.
 
-If several turns were running, all of them are counted. But if a turn that ran on the event loop was counted before, only such turns are
-counted: turns in threads last long and were probably not the cause.
+If several turns were running, all of them are counted. But if one of them ran on the event loop and has been counted before, only such
+turns are counted: turns in threads last long and were probably not the cause.
 
-*Requests about hosts* of tools are checked by `check_…` before they reach the leader's core.
+*Requests from tools about hosts* are checked by the `check_…` functions before they reach the leader core.
 
 *Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
-*Users.* The state holds only the digest of a token (`security/tokens.py`). A call of an operator or admin that changes the
-fleet is recorded with its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is
-useless on every replica from the log entry that revokes it.
+*Users.* The state contains only the digest of a token (`security/tokens.py`). When an operator or admin makes a call that changes the
+fleet, the call is recorded with its token's digest in the audit log. The record is refused here if the token is no longer valid. So on
+every replica, a revoked token is useless from the log entry that revokes it.
 
-Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
-bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
-dropped records can be counted.
+Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. The tables of
+calls are bounded, and so is each host's share of them: a host that exceeds its share evicts only its own entries. Calls are numbered
+without gaps, so dropped records can be counted.
 
-*Placement* of agents, when a plan is committed, is a pure function, equal on every replica.
+*Placement.* When a plan is committed, a pure function places the agents, so the result is equal on every replica.
 """
 
 import heapq

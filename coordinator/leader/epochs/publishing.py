@@ -1,25 +1,26 @@
-"""Publishing of complete epochs and release of their outputs; answers to tools that requested a snapshot.
+"""Publication of complete epochs, release of their outputs, and answers to tools that requested a snapshot.
 
-*Publishing* writes the ref, then notifies the hosts, and finally the tools that requested the snapshot. A crash between the operation and
-the ref leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes follow from the operation. A new leader
-does not know which refs exist, so it publishes every complete epoch again.
+*Publishing* writes the epoch's ref, then notifies the hosts, and finally answers the tools that requested the snapshot. A crash after
+CompleteEpoch but before the ref is written leaves a complete epoch without a ref. The next leader publishes that epoch, since the ref's
+bytes follow from the operation. A new leader does not know which refs exist, so it publishes every complete epoch again.
 
-*Snapshot requests* have numbers, and each is answered when its epoch has an outcome. All requests that wait when an epoch begins share it.
-First they wait for the epoch's number, which the log assigns.
+*Snapshot requests* are numbered, and each is answered when its epoch has an outcome. All requests that are waiting when an epoch begins
+share that epoch. Before that, they wait for the epoch's number, which the log assigns.
 
-*Releases* of outputs come in ascending order, exactly once for consumers, across leaders. An epoch may be released when it has its ref,
-every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once, and a consumer positioned
-in epoch 6 would miss outputs of epoch 5 that were released later. A release holds the outputs that agents have emitted since the epoch's
-predecessor (`state/fleet_view.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive
-the last output number of each agent in that cut, and drop these outputs.
+*Releases* of outputs come in ascending order and, for consumers, exactly once, even if the leader changes. An epoch may be released when
+its ref is written, every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once.
+Without this order, a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release contains the outputs
+that agents have emitted since the epoch's predecessor (`state/fleet_view.py`). The store keeper reads these outputs from the epoch's
+checkpoints and writes the release. After the release, the hosts receive the last output number of each agent in that epoch, and drop the
+released outputs.
 
-This module keeps no state beyond one leader. The next leader releases all known complete epochs again, in order: a release is determined
-by the state and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins`
-keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released; its outputs are part of the next release, or
-reverted.
+All state in this module is volatile. The next leader releases all known complete epochs again, in order. A release is determined by the
+replicated state and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins`
+keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released. The outputs of a condemned epoch become part of
+the next release, or are reverted.
 
-Hosts that load a plan's recovery line also load its pending outputs. So the newest release is sent again under each plan, and on each new
-stream.
+Hosts that load a plan's recovery line also load the line's pending outputs. So the newest release is sent again under each plan, and on
+each new stream.
 """
 
 from collections.abc import Iterable, Mapping

@@ -246,7 +246,7 @@ class LineEpochs:
 
 
 class PendingRemovals:
-    """Stopped agents that wait for their removal."""
+    """Stopped agents that wait for their removal. This state need not be durable, because hosts repeat their requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared

@@ -1,19 +1,19 @@
-"""Checkpoint mode of koo-toueg fleets: each epoch is a round of checkpoints, whose line is stored as the epoch.
+"""Checkpoint mode of koo-toueg fleets, in which each epoch is a round of checkpoints whose recovery line is stored as the epoch.
 
 *When.* A round begins on a manual request, when the period has elapsed, or when the sender logs in some host's memory are large. In the
-last case all agents are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in
-the next one.
+last case all agents are asked for checkpoints, since only rounds move logs into the store. Before a host is asked in the next round, it
+must know how the previous round ended.
 
-*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) asks and decides. `CheckpointRounds` sends the questions to the hosts and passes their answers
-to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the
-newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each
-round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints
-permanent.
+*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) decides which agents to ask and whether to commit. `CheckpointRounds` sends the
+requests to the hosts and passes their answers to the round. When the round has decided to commit and all its tentative checkpoints are
+reported, they are added to the ledger. After that, the newest checkpoints of all agents must form a consistent cut. `FleetHistory` computes
+lines independently of rounds, so this check verifies each round (G1) before its epoch is decided. A verified line is materialised, as in
+any logged fleet. When the epoch completes, the checkpoints become permanent.
 
 The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 
-A periodic round has one initiator, the agent with the oldest checkpoint. A manual round, or one for large logs, has all agents. Agents
-created since the base are always initiators; an agent that does not exist yet answers yes and takes no part.
+In a periodic round, the initiator is the agent with the oldest checkpoint. In a manual round, or one for large logs, all agents are
+initiators. Agents created since the base epoch are always initiators. An agent that does not exist yet answers yes and takes no part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ from snapline.protocols.koo_toueg import (
 
 
 class CheckpointRounds:
-    """Rounds of a koo-toueg fleet, of which one runs at a time."""
+    """The rounds of a koo-toueg fleet, of which one runs at a time."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared

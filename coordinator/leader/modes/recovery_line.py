@@ -1,23 +1,25 @@
-"""Recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; recovery queries of tools.
+"""The recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; also tools' queries
+about recovery lines.
 
-The recovery line is materialised: stored as an epoch and then handled like epochs that hosts make. `RecoveryLines` updates the ledger
-(`checkpoint_ledger.py`):
+The recovery line is materialised: it is stored as an epoch and then handled like an epoch that hosts have made. `RecoveryLines` keeps the
+ledger (`checkpoint_ledger.py`) up to date:
 
 1. After the leader's start and after every recovery plan, the base epoch and the plan's checkpoint packs are scanned in the store. Reports
    that arrive during the scan are added afterwards.
 2. A host's report is acknowledged (CheckpointsKnown) when all of its checkpoints are in the ledger; hosts repeat the report until then. A
    checkpoint whose predecessor is missing waits; after GAP_NS the store is scanned again.
-3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are swept
+3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are deleted
    when a scan has shown that this plan's base can be read.
 
 *Damage.* An unreadable checkpoint and the agent's later checkpoints are ignored, because the log between them is lost. If the base is
 damaged, nothing above it can be made into an epoch. In both cases the fleet cannot complete epochs properly, so `problem` requests a
-recovery plan at once; a later plan would lose more.
+recovery plan at once; a later plan would lose more work.
 
 *Recovery queries* ask to which checkpoints the fleet would return if given agents failed. Survivors keep their live states, so the hosts of
-an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from
-the replies so far. The answer is an estimate if a live state is unknown or has changed since (`recovery/dependency_history.py`); a recovery freezes
-the fleet first and is exact. While the store is being read a query waits, and after some seconds it is refused.
+an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After at most one second, the answer is
+computed from the replies so far. The answer is an estimate if a live state is unknown or has changed since
+(`recovery/dependency_history.py`). A recovery freezes the fleet first, so its line is exact. While the store is being scanned, a query
+waits, and after some seconds it is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -130,14 +132,15 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class RecoveryLines:
-    """Recovery lines of a logged fleet. The object is volatile: a new leader rebuilds it from the store and the hosts.
+    """The recovery lines of a logged fleet. This state need not be durable, because a new leader rebuilds them from the store and the
+    hosts' reports.
 
     Attributes:
-        ledger: checkpoints of the fleet; None until the store has been scanned under the current plan.
-        problem: why a recovery plan is needed; "": no plan is needed.
-        is_base_lost: the base is damaged, so nothing above it can be made into an epoch.
-        tentative: (round, agent) → checkpoint of an undecided round.
-        finished: agents that have stopped and may leave: the published base has received everything that they sent.
+        ledger: the checkpoints of the fleet; None until the store has been scanned under the current plan.
+        problem: why a recovery plan is needed; "" if none is needed.
+        is_base_lost: whether the base is damaged, so that nothing above it can be made into an epoch.
+        tentative: (round, agent) → the agent's checkpoint in a round that is not decided yet.
+        finished: stopped agents that may leave, because all messages that they sent were received before the published base.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
