@@ -94,8 +94,8 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
 IMAGE_VERSION = 1
 
 LONG_HOSTS_MAX, SHORT_HOST_BYTES = 256, 16
-"""Limits on the length of hosts' names: 256 hosts may have names of 128 bytes, further hosts names of 16 bytes.
-All names fit into one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
+"""Limits on the length of hosts' names. 256 hosts may have names of 128 bytes; further hosts may have names of 16 bytes. Thus all names fit
+into one log entry (64 KiB), a CommitPlan or a LoseHosts, together with the reason."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
 """Limits on agents that are alive or part of a kept epoch. Each agent takes about 150 bytes of the image, which takes about 30 ms to

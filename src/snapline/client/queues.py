@@ -39,7 +39,7 @@ OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
 """Phases in which a fleet no longer accepts or answers inputs, each with the reason."""
 
 HostAddress = tuple[str, str]
-"""A host and its address."""
+"""A host's id and its address."""
 
 
 class Entry:

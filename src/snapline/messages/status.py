@@ -1,8 +1,10 @@
-"""Status of a fleet and its concerns, as the coordinator reports them to tools. Names are those of `coordinator.proto`.
+"""Status of a fleet and its concerns, as the coordinator reports them to tools. Structs and fields have the same names as in
+`coordinator.proto`.
 
-A concern is a condition that needs attention, such as a wait or a missing resource, with its age and remedy. The leader derives concerns
-(`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`. `tests/deploy/test_alerts.py`
-fails if a kind is missing in the docstring of `Concern` (docs/cli.md), in the alerts or in the runbook.
+A concern is a condition that needs attention, such as a long wait or a missing resource. Each concern contains its age and a remedy. The
+leader detects concerns (`coordinator/leader/leader_concerns.py`). All code that shows, counts or raises alerts for concerns uses `KINDS`.
+`tests/deploy/test_alerts.py` fails if a kind is missing from the docstring of `Concern` (docs/cli.md), from the alerts or from
+the runbook.
 """
 
 import msgspec
@@ -46,44 +48,45 @@ operator may be able to act."""
 
 
 class Concern(msgspec.Struct, frozen=True):
-    """A condition that the fleet waits for, or a resource that it lacks.
+    """A condition for which the fleet waits, or a resource that it lacks.
 
     Attributes:
         kind: one of `KINDS`.
         hosts: ids of the hosts concerned.
-        since_ns: duration so far in nanoseconds, as seen by this leader.
-        text: description, a sentence without the full stop.
+        since_ns: time in nanoseconds for which this leader has seen the condition.
+        text: description, which is a sentence without a full stop.
         agents: ids of the agents concerned.
-        remedy: remedy, also a sentence without the full stop.
+        remedy: remedy, which is also a sentence without a full stop. "" to use the remedy of the kind.
 
-    `snapline run` prints each concern that lasts for three seconds, and its end. Each kind has an alert (docs/runbook.md). Of the agents of a
-    host that wait, `agents` has the eight that have waited longest. The coordinator logs `rpo` and `rto` once each, as a warning, and their end.
+    `snapline run` prints each concern that lasts for three seconds, and also its end. Each kind has an alert (docs/runbook.md). If agents
+    of a host wait, `agents` contains the eight agents that have waited longest. The coordinator logs the beginning of each `rpo` and `rto`
+    once, as a warning, and also its end.
 
     Kinds:
-        busy: code of an agent blocks the event loop of a host that is alive; the text names agent, handler and line.
-        certificate: a certificate has expired or is due for renewal: that of a host, or of the leading replica.
+        busy: an agent's code blocks the event loop of a live host. The text names the agent, the handler and the line.
+        certificate: the certificate of a host or of the leading replica has expired or is due for renewal.
         cut: two hosts cannot reach each other.
         drained: an operator keeps a host without agents.
-        effects: agents do not move, or hosts do not stop, before running effects have ended.
-        epochs: three epochs or more in a row were aborted, although the store is healthy; the text has the last reason.
-        hosts: no host is present: all have left or are lost, or a new fleet waits for its first ones.
-        in_doubt: an agent waits at an effect that may have happened: an operator must resolve it, or its service has not answered for ten
-            seconds.
-        killer: processes have died in a turn of a message. It lasts until a turn of that message succeeds, or the host's process ends between
-            turns.
-        log: a host cannot write its log: it accepts no inputs, and its durable turns wait.
-        memory: agents of a host are paused, because sender logs and checkpoints that wait for the store fill its memory.
+        effects: agents are not moved, or hosts do not stop, until running effects have ended.
+        epochs: three or more epochs in a row were aborted, although the store is healthy. The text contains the last reason.
+        hosts: no host is present, because all hosts have left or are lost, or because a new fleet still waits for its first hosts.
+        in_doubt: an agent waits at an effect that may have happened. Either an operator must resolve the effect, or the effect's service
+            has not answered for ten seconds.
+        killer: processes have died while a turn handled a certain message. The concern lasts until a turn of that message succeeds, or the
+            host's process ends between turns.
+        log: a host cannot write its log, so it accepts no inputs, and its durable turns wait.
+        memory: a host's agents are paused, because sender logs and checkpoints that wait for the store fill its memory.
         plan: a host has not applied the recovery plan.
-        replica: the leading replica is not connected to others: they are dead or disconnected.
-        restore: the fleet is to be restored on request, and no plan can be made.
-        rollback: an agent's request to restore the fleet was rejected; the agent waits for an operator.
-        rpo: a failure would undo more work than the fleet's `rpo_s` allows, until an epoch is on time again.
-        rto: a failure stopped the fleet for longer than its `rto_s`, until a later recovery is on time.
-        spare: a host is alive and gets no agents for now, because it held up the fleet.
-        stop: a host has not reported whether the fleet may stop, or the fleet ends after running effects.
+        replica: the leading replica is not connected to other replicas, because they are dead or disconnected.
+        restore: a restore of the fleet was requested, but no plan can be made.
+        rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator.
+        rpo: a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is on time again.
+        rto: a failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is on time.
+        spare: a host is alive but currently receives no agents, because it blocked the fleet.
+        stop: a host has not reported whether the fleet may stop, or the fleet ends as soon as running effects have ended.
         store: a recovery waits for the store, or for an operator because all snapshots are damaged.
-        turn: an agent is suspended in a durable turn that the current code cannot continue: the journal differs, its handler is missing, or
-            something cannot be decoded.
+        turn: an agent is suspended in a durable turn that the current code cannot continue, because the journal differs, the handler is
+            missing, or something cannot be decoded.
     """
 
     kind: str
@@ -104,15 +107,15 @@ class HostStatus(msgspec.Struct, frozen=True):
     """Status of a host. `state` is "alive", "lost" or "left".
 
     Attributes:
-        log_messages, log_bytes: number and size of messages sent since their sender's last checkpoint, in memory. These and the next
-            four figures are 0 with `chandy-lamport`.
-        checkpoints, forced: number of checkpoints, and of forced ones among them.
-        piggyback_bytes, piggybacked: size of the protocol data on this number of messages.
+        log_messages, log_bytes: number and total size of the messages in memory that were sent since their sender's last checkpoint. These
+            and the next four figures are 0 with `chandy-lamport`.
+        checkpoints, forced: number of all checkpoints, and number of forced checkpoints among them.
+        piggyback_bytes, piggybacked: total size of the protocol data on messages, and number of these messages.
         inputs_waiting: number of inputs from clients that no turn has consumed.
-        outputs_waiting, output_bytes_waiting: number and size of outputs that are not known to be released.
-        agents_full: agents that accept no inputs, and run no turns of their own, until some of their outputs are released.
-        is_drained: an operator keeps the host free of agents.
-        agents_standing: agents that wait for an operator; the fleet's concerns name them.
+        outputs_waiting, output_bytes_waiting: number and total size of the outputs that are not known to be released.
+        agents_full: number of agents that accept no inputs and start no turns of their own until some of their outputs are released.
+        is_drained: whether an operator has drained the host, so that no agents are placed on it.
+        agents_standing: number of agents that wait for an operator. The fleet's concerns name these agents.
     """
 
     host: str
@@ -141,18 +144,21 @@ class HostStatus(msgspec.Struct, frozen=True):
 class StoreStatus(msgspec.Struct, frozen=True):
     """Location and state of the store.
 
-    A degraded store never stops the agents; their work is not saved meanwhile. After three epochs in a row that could not be stored, the
-    coordinator waits for one second before the next one, then two, four, up to a minute; the first success ends this. Snapshots by hand, and those before a
-    recovery, are tried at once. With message logging, agents defer basic checkpoints while more than 16,384 of them or 128 MiB wait on a host;
-    forced ones are taken. Sender logs grow to at most 256 MiB of a host's memory; then its agents are paused (concern `memory`).
+    A degraded store never stops the agents, but their work is not saved while the store is degraded. After three consecutive epochs that
+    could not be stored, the coordinator waits for one second before the next epoch. The wait doubles after each further failure, up to one
+    minute. The first success ends this. Snapshots that are requested manually or taken before a recovery are attempted at once.
+
+    With message logging, agents defer basic checkpoints while more than 16,384 checkpoints or 128 MiB wait on a host; forced checkpoints
+    are still taken. If the sender logs reach 256 MiB of a host's memory, its agents are paused (concern `memory`).
 
     Attributes:
-        state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": unknown, since only the leader knows.
+        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. It is "" if it is unknown, because only the leader
+            knows the state.
         since_ns: time in nanoseconds for which the store has been degraded.
-        reason: latest failure; "" if the store is not degraded.
+        reason: the latest failure. "" if the store is not degraded.
         location: path or URL of the store.
-        next_try_ns: time until the next periodic epoch; 0 if it begins now, or there are no periodic epochs.
-        skipped: number of triggers and basic checkpoints deferred because of the store.
+        next_try_ns: time in nanoseconds until the next periodic epoch. 0 if it begins now, or if there are no periodic epochs.
+        skipped: number of epoch triggers and basic checkpoints that were deferred because of the store's state.
     """
 
     location: str = ""
@@ -203,15 +209,15 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """Cost of failures: the cost of a failure now, and of earlier ones.
+    """The cost that a failure would have now, and the cost of earlier failures.
 
     Attributes:
-        at_risk_ns: work lost if all hosts failed now (an upper bound where agents checkpoint independently); None if the fleet does not
-            run.
-        failures: number of failures in the last `observed_ns`, the time since the oldest plan that is kept (at most 64).
+        at_risk_ns: amount of work that would be lost if all hosts failed now, as a time. It is an upper bound if agents take checkpoints
+            independently. None if the fleet is not running.
+        failures: number of failures during the last `observed_ns`, the time since the oldest plan that is kept (at most 64 plans are kept).
         recoveries: the last eight finished recoveries, oldest first.
-        rpo_ns, rto_ns: objectives in the fleet's definition; 0 if not set.
-        missed: missed objectives, "rpo" and "rto"; only the leader knows them.
+        rpo_ns, rto_ns: recovery objectives in the fleet's definition. 0 if they are not set.
+        missed: objectives that are currently missed, "rpo" or "rto" or both. Only the leader knows them.
     """
 
     at_risk_ns: int | None = None
@@ -258,9 +264,12 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 class FleetStatus(msgspec.Struct, frozen=True):
     """Status of the fleet. `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role` is the caller's role, such as "operator"; it is "" without certificates, where everybody has all rights.
-    `stored_log_bytes` is the size of stored sender logs that the last complete epoch still needs. In JSON, times in nanoseconds (`…_ns`) of the
-    status and its parts are in seconds (`…_s`), and None is null.
+    `caller_role` is the caller's role, such as "operator". It is "" in a fleet without certificates, where every caller has all
+    permissions.
+
+    `stored_log_bytes` is the total size of the stored sender logs that the last complete epoch still needs.
+
+    In JSON, times that are in nanoseconds (`…_ns`) in this struct and its parts are in seconds (`…_s`), and None is null.
     """
 
     fleet: str = ""

@@ -1,64 +1,68 @@
-"""Protocols of the RDT family: FDAS, FDI and BHMR, which use dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
+"""Protocols of the RDT family. FDAS, FDI and BHMR use dependency vectors, while NRAS, CBR and CAS need no piggyback.
 
 Theory of operation
 -------------------
-RDT, rollback-dependency trackability: every Z-path between checkpoints is shown by dependency vectors, as every causal
-path is. Then no checkpoint is useless (G6), and vectors alone give the earliest and the latest consistent cut with a
-given checkpoint. A Z-path that is not causal leaves an agent by a message sent *before* a receive in the same interval.
-So each protocol takes a checkpoint between certain sends and receives:
+RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, just as they show every causal
+path. Then no checkpoint is useless (G6), and the vectors alone determine the earliest and the latest consistent cut that contains a given
+checkpoint. A Z-path is not causal if it leaves some agent by a message that was sent *before* the path's previous message was received in
+the same interval. So each protocol takes a checkpoint between certain sends and receives:
 
-- CAS, checkpoint after send: right after the sends of a turn. Departure: one checkpoint follows all sends of a turn, as
-  no receive can come between them; in a trace, where turns are not known, one follows each send.
-- CBR, checkpoint before receive: always before a receive.
-- NRAS, no receive after send: before a receive, if the interval has sent.
-- FDI, fixed dependency interval: before a receive that changes the vector, if the interval has sent or received.
-- FDAS, fixed dependency after send: before a receive that changes the vector, if the interval has sent.
+- CAS, checkpoint after send: immediately after sends. Departure: one checkpoint follows all sends of a turn, since no receive can come
+  between them. In a trace, where turns are not known, a checkpoint follows each send.
+- CBR, checkpoint before receive: before every receive.
+- NRAS, no receive after send: before a receive, if there was a send in the interval.
+- FDI, fixed dependency interval: before a receive that changes the vector, if there was a send or a receive in the interval.
+- FDAS, fixed dependency after send: before a receive that changes the vector, if there was a send in the interval.
 
-In the same state, FDI and NRAS force whenever FDAS does, and CBR whenever one of these does. CAS, CBR and NRAS are
-baselines: their vector would only serve to find cuts, so a live fleet does not send it.
+In the same state, FDI and NRAS force a checkpoint whenever FDAS does, and CBR forces one whenever any of these three does. CAS, CBR and
+NRAS are baselines. Their vectors would only serve to find consistent cuts, so a live fleet does not send them.
 
 Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M.
 Wang, "Consistent Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers
 46(4), 1997 (FDAS and the family).
 
-Form: entry k of the vector is the number of k's checkpoints in the causal past, the initial one counted. That is one more
-than the index of k's current interval, and 0 means that k is unknown. Comparisons have the same result.
+Encoding: entry k of the vector is the number of k's checkpoints in the causal past, including the initial checkpoint. It equals the index
+of k's current interval plus one, and 0 means that k is unknown. Comparisons have the same results as with the indices.
 
-Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum. An omitted entry was in an earlier
-message of the channel, so it is not above the receiver's and neither forces nor changes anything.
+Why deltas are correct (`piggyback` has the general argument): merging takes the entrywise maximum. An omitted entry was contained in an
+earlier message of the channel, so it is not higher than the receiver's entry. Therefore it would neither force a checkpoint nor change the
+vector.
 
 BHMR
 ----
-BHMR ensures RDT with fewer forced checkpoints than FDAS, at the cost of a bit matrix on every message.
+BHMR ensures RDT with fewer forced checkpoints than FDAS, but adds a bit matrix to every message.
 
-FDAS forces a checkpoint when a message brings a newer interval after a send. That send may be harmless: if a causal path
-already joins what the Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent
-keeps, in addition to the dependency vector,
+FDAS forces a checkpoint when a message that reports a newer interval arrives after a send. The resulting Z-path may be harmless. If a
+causal path connects the same two intervals, the vectors already show the dependency, and no checkpoint is needed. To detect this, each
+agent keeps, in addition to the dependency vector,
 
-- simple[k]: no causal path from k's last known checkpoint to this agent contains another checkpoint;
-- causal[k][l]: there is a causal path from k's last known interval to agent l, as far as this agent knows;
-- sent_to[l]: the agent sent to l since its last checkpoint.
+- simple[k]: whether no causal path from k's last known checkpoint to this agent contains a further checkpoint;
+- causal[k][l]: whether, as far as this agent knows, there is a causal path from k's last known interval to agent l;
+- sent_to[l]: whether this agent has sent a message to l since its last checkpoint.
 
 A message forces a checkpoint if
 
-- it brings a newer interval of some k, and the agent sent to some l since its last checkpoint with no causal path from
-  that interval to l known to the sender; or
-- it closes a causal path from the own current interval to itself that is not simple: a checkpoint lies on it.
+- it reports a newer interval of some agent k, and since its last checkpoint the receiver has sent a message to some agent l to which the
+  message's sender knows no causal path from that interval; or
+- it closes a causal path that starts and ends in the receiver's current interval and is not simple, which means that a checkpoint lies on
+  the path.
 
-Then every Z-path is shown by a causal one: RDT holds, and with it G6.
+Then for every Z-path there is a causal path between the same intervals. So RDT holds, and therefore G6.
 
 Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-Induced Checkpointing Protocol that
 Ensures Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997.
-Departures: the deltas below. Neither FIFO (with absolute piggybacks) nor a fixed fleet is needed.
+Departures: piggybacks are deltas, as described below. With absolute piggybacks, FIFO channels are not needed. A fixed set of agents is
+never needed.
 
-Form: vectors as above, one more than the interval's index. Entry k of a piggyback is three numbers:
-k, vector[k] with simple[k] below it, and row k of `causal` as a mask.
+Encoding: vector entries are the interval's index plus one, as above. Entry k of a piggyback consists of three numbers: k,
+vector[k] with simple[k] as the lowest bit, and row k of `causal` as a mask.
 
-Why deltas are right (`piggyback` has the frame). Entry k is left out if vector[k], simple[k] and row k have not changed
-since the last message to this receiver i. At a given vector[k], simple[k] only becomes false and row k only gains bits. The
-merge follows the same order, so merging the same entry again changes nothing. The first test looks at entries above the
-receiver's; omitted entries are not above it. The second test looks at entry i. If it is omitted, it equals that of an earlier
-message: if it met the test then, a checkpoint was forced and vector[i] has grown beyond it; if not, it still does not.
+Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if vector[k], simple[k] and row k have not changed since
+the last message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k can only gain bits. Merging
+preserves this order, so merging the same entry again changes nothing. The first test concerns entries that are higher than the receiver's,
+and omitted entries are not higher. The second test concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the
+earlier message met the test, it forced a checkpoint, and vector[i] is now higher than the entry. If it did not, the entry still does not
+meet the test.
 """
 
 from typing import ClassVar

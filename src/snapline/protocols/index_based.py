@@ -1,64 +1,68 @@
-"""Index-based communication-induced protocols, BCS and HMNR: every checkpoint has an index, and clocks rise along every Z-path.
+"""Index-based communication-induced protocols, BCS and HMNR. Every checkpoint has an index, and clocks increase along every Z-path.
 
 HMNR
 ----
-HMNR, also called FI, forces a checkpoint only where some checkpoint could otherwise become useless.
+HMNR, also called FI, forces a checkpoint only if some checkpoint could otherwise become useless.
 
-A checkpoint is useless iff it lies on a Z-cycle. BCS prevents every Z-path along which a clock could fall; HMNR sees more of
-the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock over its checkpoints, and
+A checkpoint is useless if and only if it lies on a Z-cycle. BCS prevents every Z-path along which a clock could decrease. HMNR uses more
+information about the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock whose events are checkpoints, and
 
-- count[k]: the number of k's checkpoints that this agent knows of;
-- taken[k]: a causal path from the last of these to this agent contains a checkpoint;
-- greater[k]: this agent's clock exceeds k's clock, as far as this agent knows;
-- sent_to[k]: the agent sent to k since its last checkpoint.
+- count[k]: the number of k's checkpoints that this agent knows;
+- taken[k]: whether a causal path from the last of these checkpoints to this agent contains a further checkpoint;
+- greater[k]: whether, as far as this agent knows, its clock is greater than k's clock;
+- sent_to[k]: whether this agent has sent a message to k since its last checkpoint.
 
 A message forces a checkpoint if
 
-- C1: it raises the clock, and since the last checkpoint the agent sent to some k that the sender believes behind the new
-  clock: a Z-path would lead from the higher clock to the lower; or
-- C2: it closes a causal path from the own current interval to itself that contains a checkpoint: this checkpoint would be on
-  a Z-cycle.
+- C1: it advances the receiver's clock, and since its last checkpoint the receiver has sent a message to some agent k whose clock, as far as
+  the message's sender knows, is less than the new clock. Without a checkpoint, a Z-path would lead from a higher clock to a lower one; or
+- C2: it closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint. That checkpoint would lie
+  on a Z-cycle.
 
-Then clocks rise along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
+Then clocks increase along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
 
 Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in
-Distributed Computations", Distributed Computing 13(1), 2000. Departures: the deltas below. Neither FIFO (with absolute
-piggybacks) nor a fixed fleet is needed: of an unknown agent, count is 0, taken and greater are true.
+Distributed Computations", Distributed Computing 13(1), 2000. Departures: piggybacks are deltas, as described below. With absolute
+piggybacks, FIFO channels are not needed. A fixed set of agents is never needed, since for an unknown agent `count` is 0, and `taken` and
+`greater` are true.
 
-Form: the complements are kept and sent, `not_taken` and `not_greater`, so that an unknown agent has no bit at all. Entry
-k of a piggyback is count[k] with both bits below it. The clock comes first.
+Encoding: the complements `not_taken` and `not_greater` are stored and sent, so that no bit is set for an unknown agent. A piggyback begins
+with the clock. Entry k consists of count[k] with both bits as the lowest bits.
 
-Why deltas are right (`piggyback` has the frame). Entry k is left out if count[k] and taken[k] have not changed since the
-last message to this receiver i, and k has not become not-greater since.
+Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if, since the last message to this receiver i, count[k]
+and taken[k] have not changed and k has not been added to not_greater.
 
-- count and taken: at a given count, taken only becomes true. The merge takes the higher count and, for equal ones, the
-  disjunction: monotone, so merging the same again changes nothing.
-- C2 looks at entry i. If omitted, it equals that of an earlier message: if it met C2 then, a checkpoint was forced
-  and count[i] has grown beyond it; if it did not, it still does not, as count[i] only grows.
-- not_greater belongs to a clock; at a given clock its bits are only added. If the clocks are equal, adding the new ones
-  is enough. If the message's clock is higher than the receiver's, no message of this clock went this way before (the
-  receiver would have it), and all bits set at this clock, own bit included, are noted as changes when they are: so the
-  message has them all.
-- If nothing was noted, neither has the clock changed (a new clock sets the own bit again), and the piggyback is empty.
+- count and taken: while the count stays the same, `taken` can only become true. Merging takes the higher count, and for equal counts the
+  disjunction of `taken`. This is monotone, so merging the same entry again changes nothing.
+- C2 concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the earlier message met C2, it forced a
+  checkpoint, and count[i] is now higher than the entry. If it did not meet C2, the entry still does not meet it, since count[i] only
+  increases.
+- not_greater refers to the current clock value, and while the clock stays the same, bits are only added. If both clocks are equal, it is
+  enough to add the new bits. If the message's clock is higher than the receiver's, no message with this clock value was sent on the channel
+  before, since otherwise the receiver would have that value. Every bit set at this clock value, including the sender's own bit, was noted
+  as a change when it was set, so the message carries all of them.
+- If no change was noted, the clock has not changed either, because a new clock value sets the agent's own bit again. Then the piggyback is
+  empty.
 
 BCS
 ---
-Each agent has one checkpoint index, and forced checkpoints keep the indexes of all agents in step.
+Under BCS, each agent has one checkpoint index, and forced checkpoints keep the indices of all agents close together.
 
-Every checkpoint has an index: a basic checkpoint has the agent's last index plus one, a forced checkpoint the index of the
-message that forces it. Messages carry the sender's index. A message with a higher index than the receiver's forces a
-checkpoint before its turn. So no message goes from behind index k to before index k, and for every k the first checkpoints
-with an index >= k, one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6).
-The last checkpoints with index <= k are not a consistent cut.
+Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint
+equals the index in the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's
+forces a checkpoint before the turn that handles the message. So no message that is sent after a checkpoint with index k is received before
+one with index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such
+checkpoint. Together they form a consistent cut, so no checkpoint is useless (G6). The last checkpoints with an index <= k, in contrast, do
+not form a consistent cut.
 
-The index is Lamport's clock over checkpoints. The protocol needs neither FIFO nor a fixed fleet. Z-paths are not tracked by
-vectors (RDT does not hold; no scalar clock can ensure it).
+The index is a Lamport clock whose events are checkpoints. The protocol needs neither FIFO channels nor a fixed set of agents. It does not
+track Z-paths with vectors, so RDT does not hold. No scalar clock can ensure RDT.
 
 Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effect Free Recovery Algorithm", IEEE
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
 
-Piggyback: the index, one number. It takes one to three bytes for the first two million checkpoints, so deltas are not
-worth their bookkeeping.
+Piggyback: the index, which is one number. It takes one to three bytes for the first two million checkpoints, so sending deltas would not
+justify the bookkeeping.
 """
 
 from typing import ClassVar

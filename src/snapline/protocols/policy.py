@@ -56,14 +56,14 @@ from snapline.errors import UsageError
 
 
 def daly(cost_s: float, mtbf_s: float) -> float:
-    """Return the seconds of work between two checkpoints, by Daly's higher-order formula.
+    """Return the best amount of work between two checkpoints in seconds, according to Daly's higher-order formula.
 
     Args:
-        cost_s: the pause that one checkpoint costs, in seconds.
-        mtbf_s: the fleet's mean time between failures, seconds: that of one host divided by the number of hosts.
+        cost_s: the pause that one checkpoint causes, in seconds.
+        mtbf_s: the fleet's mean time between failures, in seconds. It equals the mean time of one host divided by the number of hosts.
 
     Raises:
-        UsageError: an argument is not a finite number above 0.
+        UsageError: an argument is not a finite number greater than 0.
     """
     for name, value in (("cost_s", cost_s), ("mtbf_s", mtbf_s)):
         if not (math.isfinite(value) and value > 0):

@@ -1,58 +1,57 @@
-"""Dependency records of a fleet's checkpoints under an uncoordinated or communication-induced protocol, as known to the coordinator.
+"""Dependency records of a fleet's checkpoints, as known to the coordinator, under an uncoordinated or communication-induced protocol.
 
 Theory of operation
 -------------------
 Hosts report one record per durable checkpoint. From time to time, and always when they freeze for a recovery, they also report the counts
 of each agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. The module computes from these reports:
 
-- `line`, the recovery line (protocols.md, section 6; G5): failed agents start at their last durable checkpoint, survivors at their live
-  state. A survivor never causes orphans, because its sends are never undone; only the receives of its live state matter. With reports of
-  frozen survivors the line is exact. Without reports, or with old reports, the line is an estimate: the line of an execution in which
-  survivors have received no more than reported;
-- `total_line`, the line if all agents fail. It bounds every other line from below and is updated with each checkpoint;
-- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents are of different age, and together need not be a state that
-  the fleet was ever in. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single* failure
-  would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else if every checkpoint inside the
-  cut is known. So a live state is ignored if its agent's newest checkpoint is still being written.
+- `line`, the recovery line (protocols.md, section 6; G5). Failed agents start at their last durable checkpoint, survivors at their live
+  state. A survivor never causes orphans, because its sends are never undone; only the receives of its live state matter. With reports from
+  frozen survivors the line is exact. Without reports, or with old reports, the line is an estimate, which is exact if the survivors have
+  received no more than they reported.
+- `total_line`, the line if all agents fail. The total-failure line bounds every other line from below and is updated with each checkpoint.
+- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents have different ages, and together they may describe a state
+  in which the fleet never was. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single*
+  failure would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else, provided that every
+  checkpoint inside the cut is known. So a live state is ignored while its agent's newest checkpoint is still being written.
 
 A recovery truncates the history: `roll_back` removes everything past the recovery line, and later checkpoints reuse the numbers.
 
 The caller's duties:
 
-1. Report each agent's checkpoints in order, only durable ones, and no reports of a replaced incarnation: numbers alone
-   cannot distinguish a late report from a new one.
+1. Report each agent's checkpoints in order. Report only durable checkpoints, and forward no reports from a replaced incarnation, because
+   numbers alone cannot distinguish a late report from a new one.
 2. Call `roll_back` when a plan is committed, before any report of the new incarnations.
-3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`; a list from before a `roll_back`
-   is invalid.
+3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`. A list obtained before a `roll_back` is invalid.
 
-`dependency_records` computes the line; `TotalLine` maintains the total-failure line. Images of a `FleetHistory` serve tests and debugging,
-and rebuild a history from the content of a store.
+`dependency_records` computes the line; `TotalLine` maintains the total-failure line. Images of a `FleetHistory` serve tests and debugging.
+A history can also be rebuilt from the content of a store.
 
 The total-failure line
 ----------------------
-`TotalLine` updates the total-failure line while checkpoints are added. L is the greatest consistent cut of durable checkpoints: the line if
-all agents fail, "the line" below. A new checkpoint can only raise it. Recomputing it would cost the depth of the domino for each new
-checkpoint; this module updates it instead.
+`TotalLine` updates the total-failure line when checkpoints are added. L denotes this line, which is the greatest consistent cut of durable
+checkpoints. A new checkpoint can only raise it. If the line were recomputed, the cost of each new checkpoint would be proportional to the
+depth of the domino effect. This module updates the line instead.
 
-An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. Their checkpoints
-demand more in turn. Later checkpoints demand more, never less. So either this *climb* ends, and all agents in it advance together, or it
-meets a demand that no checkpoint fulfils yet, and the agent is *blocked*:
+An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. The checkpoints
+of these senders demand that further senders advance. Later checkpoints demand more, never less. The search for these agents is a *climb*.
+If a climb ends, all agents in it advance together. If it reaches a demand that no checkpoint fulfils yet, the agent is *blocked* for one of
+two reasons:
 
 - missing (channel, count): no checkpoint of the channel's sender has sent that many messages. Only a new checkpoint of the
   sender can unblock the agent;
 - another blocked agent that would have to advance. Only its advance can unblock the agent.
 
-The reasons form a forest whose roots are missing demands. A reason is a chain of implications that does not mention L,
-so it stays true when other agents advance. Hence a new checkpoint affects only its own agent and the agents that miss a
-message of it; all other agents are not touched. An agent whose reason has gone continues its climb where it stopped: on
-a staircase a new checkpoint costs a few steps, independent of the height. Each change of a checkpoint is visited at most
-once per climb, and usually in only one climb.
+The reasons form a forest whose roots are missing demands. A reason is a chain of implications that does not mention L, so it stays true
+when other agents advance. Hence a new checkpoint affects only its own agent and the agents that miss a message from it; no other agent is
+visited. When an agent's reason disappears, the agent continues its climb where it stopped. On a staircase of dependencies, a new checkpoint
+costs only a few steps, whatever the height. Each change of a checkpoint is visited at most once per climb, and usually in only one climb.
 
-Invariants: L is consistent; every agent with checkpoints beyond L has a reason; following reasons ends in a missing
-demand. Together they say that L is the greatest consistent cut. Carries G5 and G7 for the case that all fail.
+Invariants: L is consistent; every agent with checkpoints beyond L has a reason; following the reasons ends at a missing demand. Together
+they imply that L is the greatest consistent cut. The class implements G5 and G7 for the case that all agents fail.
 
-Source: ours. The climb is the least fix-point that mirrors the orphan fix-point; to watch one missing demand instead of
-all is the idea of watched literals in satisfiability solvers (Moskewicz et al., Chaff, 2001).
+The algorithm is our own. The climb is the least fixed point that mirrors the fixed point for orphans. Watching one missing demand instead
+of all is the idea of watched literals in satisfiability solvers (Moskewicz et al., Chaff, 2001).
 """
 
 from collections.abc import Collection, Iterable, Mapping

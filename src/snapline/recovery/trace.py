@@ -1,26 +1,26 @@
-"""Trace format: the checkpoints, sends and receives of all agents in one global order, as lines of JSON.
+"""The trace format: the checkpoints, sends and receives of all agents in one global order, as lines of JSON.
 
 Theory of operation
 -------------------
 A trace is a log of one execution. Each line is one object:
 
-    {"snapline_trace": 1, "agents": ["a", "b"]}                            the header; optional, first line only
-    {"event": "checkpoint", "agent": "a", "index": 1, "kind": "basic"}     index and kind ("basic", "forced") optional
+    {"snapline_trace": 1, "agents": ["a", "b"]}                            the header; optional, only in the first line
+    {"event": "checkpoint", "agent": "a", "index": 1, "kind": "basic"}     index and kind ("basic", "forced") are optional
     {"event": "send", "agent": "a", "message": "m1", "to": "b"}
     {"event": "receive", "agent": "b", "message": "m1"}
     {"event": "recovery", "line": {"a": 1, "b": null}}
 
-The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has
-checkpoint 0, its initial state, which has no line; later checkpoints are numbered 1, 2, 3 …. Unknown fields and blank
-lines are ignored. An unknown event is an error, since ignoring it would change the execution.
+The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has a checkpoint 0, its
+initial state, which has no line; later checkpoints are numbered 1, 2, 3 …. Unknown fields and blank lines are ignored. An unknown event is
+an error, since ignoring it would change the execution.
 
-A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, means that the agent
-kept its live state. Checkpoint numbers past the line are reused. An undone send is removed, and its message id may be
-reused; an undone receive puts its message back in transit. A `Trace` holds the execution that survives all recoveries,
-without undone events: later failures can return only to states of that execution (G3). A line that keeps the receive of an undone send
-has an orphan (G1) and is rejected.
+A `recovery` undoes all events of an agent after the checkpoint that the recovery's line names. If the line contains null or no entry for an
+agent, the agent kept its live state. Checkpoint numbers past the line are reused. An undone send is removed, and its message id may be
+reused; an undone receive puts its message back in transit. A `Trace` contains the execution that survives all recoveries, without undone
+events, because later failures can return only to states of that execution (G3). A line that keeps the receive of an undone send has an
+orphan (G1) and is rejected.
 
-For example, `snapline analyze TRACE --failed b -o json` answers to this trace with the document below it:
+For example, take this trace:
 
     {"snapline_trace": 1, "agents": ["a", "b"]}
     {"event": "checkpoint", "agent": "a"}
@@ -30,7 +30,7 @@ For example, `snapline analyze TRACE --failed b -o json` answers to this trace w
     {"event": "send", "agent": "b", "message": "m2", "to": "a"}
     {"event": "receive", "agent": "a", "message": "m2"}
 
-The document:
+For this trace, `snapline analyze TRACE --failed b -o json` prints this document:
 
     {
       "apiVersion": "snapline/v1", "kind": "TraceAnalysis",
@@ -45,7 +45,7 @@ The document:
       "checkpoints": {"basic": 1, "forced": 1}
     }
 
-Reading is one pass, linear in the lines, also with recoveries: each event is undone at most once.
+A trace is read in one pass. The time is linear in the number of lines, even with recoveries, because each event is undone at most once.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,11 +1,12 @@
-"""Channel for generated gRPC stubs; calls over the channel are part of the cut.
+"""Channel for generated gRPC stubs. Calls over this channel are part of cuts.
 
-A call is in the ledger when the stub's method returns, in one piece with the state changes that the caller made before. gRPC's own client
-interceptors cannot provide this, because they run later, in a task.
+A call is in the ledger when the stub's method returns, in one piece with the caller's preceding state changes. gRPC's own client
+interceptors cannot guarantee this, because they run later, in a task.
 
-The interceptor serves the requests to a member. A request is accepted once, after the service has recorded the epochs that the stamp requires. The answer carries a stamp.
+The interceptor serves the requests to a member. A request is accepted only once, and only after the service has recorded the epochs that
+its stamp requires. The answer carries a stamp, too.
 
-A request without a stamp comes from outside of the fleet, and is served as usual.
+A request without a stamp comes from outside of the fleet and is served as usual.
 """
 
 import asyncio

@@ -7,16 +7,16 @@
     code = member.run()
 
 A `ThreadedMember` contains a `Member` in an event loop, which runs in the thread that calls `run`. The loop carries out the requests of
-handlers (`member_threads.py`). Cuts, calls and recoveries work as in `Member`; this module connects the threads with the loop.
+handlers (`member_threads.py`). Cuts, calls and recoveries work like in `Member`. This module connects the service's threads with the loop.
 
-Server side: the loop decides as in `member_channel.py`, and the handler runs in gRPC's thread for the request. That thread waits for
-the loop. The loop admits the request, passes the handler to the thread once the gate lets the thread enter, and then passes the response to
-send.
+Server side: the loop decides in the same way as `member_channel.py`, and the handler runs in gRPC's thread for the request. That thread
+waits for the loop. The loop admits the request, passes the handler to the thread as soon as the gate lets the thread enter, and finally
+passes the response to the thread, which sends it.
 
-Client side: a channel for stubs in threads makes the calls of a `MemberChannel` in the loop. A call is in the ledger from the step of the
-loop in which it is made, in one piece with its thread's earlier state changes. From that step on the thread is outside, and it is inside
-again from the step in which the answer leaves the ledger. A stream is one call (`member_call.py`): the requests are first taken from the
-iterator, within the piece.
+Client side: the channel for stubs in threads makes its calls in the loop, over a `MemberChannel`. A call enters the ledger in the step of
+the loop in which it is made, in one piece with its thread's earlier state changes. The thread is outside from that step until the step in
+which the answer leaves the ledger. A stream is one call (`member_call.py`), whose requests are first taken from the iterator within the
+thread's piece.
 """
 
 import asyncio

@@ -1,16 +1,17 @@
-"""Include the user's object in cuts, and provide the references that its calls of other members return.
+"""Includes the user's object in cuts, and provides the references that its calls to other members return.
 
-A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class
-runs one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits for another member, cuts contain the
-object's state from the beginning of the method. After a recovery that method is rerun from this state, before any other method, with the
-same calls and answers.
+If a class has async methods, it runs like Ray's async actors: all methods run in the event loop and interleave only at awaits. Any other
+class runs one method at a time in a thread, so that a method may wait in `ray.get`. While such a method waits for another member, cuts
+contain the object's state from the beginning of the method. After a recovery, that method is rerun from this state, before any other
+method, and with the same calls and answers.
 
-Programs await these references, pass them to `ray.get`, or drop them, like Ray's own references.
+As with Ray's own references, programs may await these references, pass them to `ray.get`, or drop them.
 
-*Encoding* of arguments, answers and states of actors: values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
+*Encoding.* Arguments, answers and states of actors that JSON reproduces exactly are encoded in JSON. All other values are pickled in the
+same way as in Ray.
 
 Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
-the current actor of that name. In JSON a handle is {"ray actor": name}.
+the actor that currently has that name. In JSON, a handle is encoded as {"ray actor": name}.
 """
 
 import asyncio
