@@ -806,6 +806,7 @@ def test_the_commands_of_the_page_run_and_print_what_it_shows(run: Run, folder: 
         words = shlex.split(command.text)
         assert words[:2] == ["snapline", "sim"], "so that it can be run in this process"
         form = [] if "--print" in words else ["-o", "table"]
+        form += ["--jobs", "0"] if words[2] in ("sweep", "coverage", "compare") else []
         done = run(*words[1:], *form)
         where = f"simulation.md:{command.line}: $ {command.text}"
         assert done.code == expected, f"{where}\nended with {done.code}\n{done.out}{done.err}"

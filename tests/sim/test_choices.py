@@ -27,7 +27,7 @@ def test_a_choice_that_is_left_out_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [503301, 503304, pytest.param(503311, marks=pytest.mark.slow), pytest.param(503320, marks=pytest.mark.slow)]
+    "seed", [503301, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (503304, 503311, 503320))]
 )
 def test_a_recorded_run_is_the_same_run(seed: int) -> None:
     """Of each of these frames were sent again, or an operator asked again: their record once held one choice for all times."""

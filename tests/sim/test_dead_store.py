@@ -59,7 +59,7 @@ def dead(protocol: str) -> Result:
     return run(parse_scenario(DEAD.format(protocol=protocol), source="here"), 1)
 
 
-OFTEN = ("koo-toueg", "uncoordinated", "cas")
+OFTEN = ("koo-toueg", "uncoordinated")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PROTOCOLS if is_logged(name) and name not in OFTEN]
 
 

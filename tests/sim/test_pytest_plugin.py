@@ -33,14 +33,14 @@ import snapline
 QUICK = {"faults": "quiet", "hosts": 2, "coordinators": 1, "until": "600ms"}
 
 def test_sound(snapline_sim):
-    summary = snapline_sim.check(my_module.sound, seeds=4, invariant=my_module.all_there, until="1s")
-    assert summary.runs == 4 and summary.verdict == "pass" and summary.metrics["epochs_complete"].mean > 0
+    summary = snapline_sim.check(my_module.sound, seeds=2, invariant=my_module.all_there, until="1s")
+    assert summary.runs == 2 and summary.verdict == "pass" and summary.metrics["epochs_complete"].mean > 0
 
 def test_object(snapline_sim):
-    snapline_sim.check(my_module.sound(), seeds=2, invariant=my_module.all_there, **QUICK)
+    snapline_sim.check(my_module.sound(), seeds=1, invariant=my_module.all_there, **QUICK)
 
 def test_name(snapline_sim):
-    snapline_sim.check("my_module:sound", seeds=2, **QUICK)
+    snapline_sim.check("my_module:sound", seeds=1, **QUICK)
 
 async def test_in_a_loop(snapline_sim):
     await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_leaking(snapline_sim):
     snapline_sim.check(my_module.leaking, seeds=2, shrink_s=1, **QUICK)
 
 def test_dicer(snapline_sim):
-    snapline_sim.check(my_module.dicer, seeds=2, **QUICK)
+    snapline_sim.check(my_module.dicer, seeds=2, shrink_s=0, **QUICK)
 
 def test_babbling(snapline_sim):
     snapline_sim.check(my_module.babbling, seeds=2, **QUICK)

@@ -110,7 +110,9 @@ def test_inputs_for_a_pattern_that_takes_none_are_not_waited_for() -> None:
     assert not [name for name in result.probes if name.startswith("send")]
 
 
-@pytest.mark.parametrize("pattern", ["bank", "stepping", pytest.param("spawning", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pattern", ["stepping", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bank", "spawning"))]
+)
 def test_a_recorded_run_with_clients_repeats(pattern: str) -> None:
     scenario = scenario_of(pattern, crashes=("400ms",))
     choices = RandomChoices(5, is_recording=True)

@@ -63,7 +63,7 @@ def judge(workload: Workload, checkpoints: dict[str, AgentCheckpoint]) -> str | 
 @pytest.mark.parametrize("rate", [0.0, 500.0])
 @pytest.mark.parametrize("pattern", OWN)
 def test_a_pattern_ends_after_so_many_messages(pattern: str, rate: float) -> None:
-    for agents in (2, 3, 5, 8, 13):
+    for agents in (2, 5, 13):
         workload = make_workload(part_of(pattern, agents=agents, messages=200, rate_per_s=rate))
         executor = Executor(workload.fleet, agents)
         while executor.steps():
@@ -108,7 +108,7 @@ def test_every_inconsistent_cut_of_many_runs_is_found(pattern: str) -> None:
     rate=st.sampled_from([0.0, 300.0]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 def test_every_consistent_cut_passes(pattern: str, agents: int, messages: int, rate: float, seed: int) -> None:
     workload = make_workload(part_of(pattern, agents=agents, messages=messages, rate_per_s=rate))
     executor = Executor(workload.fleet, seed)
@@ -188,8 +188,8 @@ def play(pattern: str, seed: int) -> FleetWorld:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_cuts_of_the_real_cores_pass_and_the_work_is_done_once(pattern: str) -> None:
-    worlds = [play(pattern, seed) for seed in range(4)]
-    assert sum(world.completed for world in worlds) > 20 and sum(world.crashes for world in worlds) > 4
+    worlds = [play(pattern, seed) for seed in range(2)]
+    assert sum(world.completed for world in worlds) > 10 and sum(world.crashes for world in worlds) > 2
 
 
 @pytest.mark.slow
@@ -277,7 +277,7 @@ def test_the_fleet_keeps_about_to_its_rate(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", EXAMPLES)
 def test_examples_keep_what_they_conserve(pattern: str) -> None:
-    for agents in (2, 3, 6):
+    for agents in (2, 6):
         workload = make_workload(part_of(pattern, agents=agents, messages=200))
         executor = Executor(workload.fleet, agents)
         while executor.step():
@@ -291,7 +291,7 @@ def test_examples_keep_what_they_conserve(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", EXAMPLES)
 def test_examples_see_what_is_missing_or_doubled(pattern: str) -> None:
-    tried, missed = unseen(make_workload(part_of(pattern, messages=150)), 1, every=0.1)
+    tried, missed = unseen(make_workload(part_of(pattern, messages=150)), 1, every=0.05)
     for name in ("dropped", "doubled"):  # messages that carry nothing are not missed
         assert tried[name] > 50 and missed.count(name) < tried[name] / 2, (name, tried, missed.count(name))
     assert "missing_agent" not in missed or pattern == "bank-example"

@@ -42,14 +42,13 @@ def said(result: Result) -> str:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_fleet_of_every_protocol_passes(protocol: str, seed: int) -> None:
-    result = run(small(protocol, seed), seed)
+def test_a_fleet_of_every_protocol_passes(protocol: str) -> None:
+    result = run(small(protocol, 1), 1)
     assert result.verdict == "pass", said(result)
     assert result.messages >= 120 and result.metrics["epochs_complete"] >= 1
 
 
-@pytest.mark.parametrize("seed", [20, 25, pytest.param(22, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [20, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (22, 25))])
 def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
     one, other = run(draw(STANDARD, seed), seed), run(draw(STANDARD, seed), seed)
     assert one.trace_hash == other.trace_hash and one.waypoints == other.waypoints
@@ -73,7 +72,7 @@ def worlds() -> int:
 HASHES = """
 from snapline.sim.run import run
 from snapline.sim.search.swarm import STANDARD, draw
-print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(24, 28)])
+print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in (25,)])
 """
 
 
@@ -88,7 +87,7 @@ def test_a_process_with_other_hashes_of_text_sees_the_same() -> None:
         ).stdout
         for hash_seed in ("1", "77")
     ]
-    assert found[0] == found[1] and len(found[0].split()) == 4
+    assert found[0] == found[1] and len(found[0].split()) == 1
 
 
 def test_other_seeds_are_other_runs() -> None:
