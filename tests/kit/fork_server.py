@@ -218,7 +218,8 @@ def serve() -> None:
             sys.exit()
 
     def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
-        return reason(msgspec.structs.replace(wanted, folder=os.getcwd()), files)
+        """Return why the child has to be a new program. Who edits a file while tests run gets the code that the tests began with."""
+        return reason(msgspec.structs.replace(wanted, folder=os.getcwd()), {})
 
     fork_server.become_child, fork_server.reason_against = become_child, reason_against
     fork_server.FORKED_GROUPS = tuple({**GROUPS, **COMMANDS})  # type: ignore[assignment]  # more of them
