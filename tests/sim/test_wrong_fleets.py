@@ -1,6 +1,7 @@
 """Bugs planted in users' fleets are found by default, each named in one sentence with agent, handler and line; sound fleets pass."""
 
 import inspect
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,15 @@ from snapline.sim.checking import Subject
 from snapline.sim.oracles.replay_oracles import DurableOracle
 from snapline.sim.result import Result, Violation
 
-SEEDS = 2
+SEEDS = 3
 """A default sweep has 100."""
+
+
+@pytest.fixture(autouse=True)
+def chance() -> None:
+    """The fleets that ask a coin of Python's get the same answers in each run of a test, and others in a second run within it."""
+    random.seed(1)
+
 
 HERE = str(Path(fleets.__file__).relative_to(Path(__file__).parents[2]))
 
@@ -121,7 +129,7 @@ def convicted(target: Callable[[], snapline.Fleet], seeds: int) -> list[Violatio
 
 
 def test_a_charge_that_a_recovery_repeats_is_convicted_by_its_stub() -> None:
-    found = convicted(fleets.double_charges, 4 * SEEDS)
+    found = convicted(fleets.double_charges, 3 * SEEDS)
     assert found and all(re.match(r"the stub of step 'charge': order \d+ is charged twice \(", x.text) for x in found)
 
 
