@@ -50,7 +50,7 @@ class CircuitBreaker(msgspec.Struct):
         """Guard the calls of one service. Any error of the block counts as a failure, except misuse of this API.
 
         Raises:
-            CircuitOpenError: too many calls failed recently; the block does not run.
+            CircuitOpenError: If too many calls failed recently; the block does not run.
         """
         if self.opened_ns:
             left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS

@@ -456,7 +456,7 @@ def argument_digest(step: str, arguments: object) -> bytes:
     """Return a digest of the arguments, independent of the order of sets; "" for no arguments.
 
     Raises:
-        EncodingError: the arguments cannot be encoded.
+        EncodingError: If the arguments cannot be encoded.
     """
     try:
         return blake2b(encode_ordered(arguments), digest_size=ARGUMENT_DIGEST_BYTES).digest() if arguments else b""
@@ -472,7 +472,7 @@ def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
     """Encode an argument of a compensation for storage; the argument will be decoded as the type `declared`.
 
     Raises:
-        EncodingError: the argument cannot be encoded, or would decode to another value.
+        EncodingError: If the argument cannot be encoded, or would decode to another value.
     """
     try:
         encoded = encode_ordered(value)
@@ -500,8 +500,8 @@ def encode_result(
     declares none.
 
     Raises:
-        EncodingError: the result cannot be encoded, or would decode to another value.
-        MessageTooLargeError: the result is larger than 16 MiB.
+        EncodingError: If the result cannot be encoded, or would decode to another value.
+        MessageTooLargeError: If the result is larger than 16 MiB.
     """
     try:
         result = encode_body(value)
@@ -535,8 +535,8 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
     """Return the step's result from the journal.
 
     Raises:
-        StepFailedError: the step raised.
-        EncodingError: the result is not what the function declares to return.
+        StepFailedError: If the step raised.
+        EncodingError: If the result is not what the function declares to return.
     """
     if entry.outcome == FAILED:
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
@@ -578,7 +578,7 @@ def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
     """Decode a message.
 
     Raises:
-        EncodingError: the message is of another type, or does not decode.
+        EncodingError: If the message is of another type, or does not decode.
     """
     hashed: Any = kind  # mypy assumes that some classes are not hashable
     name, body = split_message(payload)

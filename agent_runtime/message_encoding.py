@@ -48,7 +48,7 @@ def encode_body(value: object) -> bytes:
     """Encode one value.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: If the value cannot be encoded.
     """
     return _encoder.encode(value)
 
@@ -60,7 +60,7 @@ def encode_ordered(value: object) -> bytes:
     The function does not support sets whose members cannot be ordered, or keys that are not text.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: If the value cannot be encoded.
     """
     try:
         return _ordered.encode(value)
@@ -128,7 +128,7 @@ def message_head(name: str) -> bytes:
     """Return the first bytes of every encoded message with this type name.
 
     Raises:
-        EncodingError: the name is too long.
+        EncodingError: If the name is too long.
     """
     encoded = name.encode()
     if len(encoded) > NAME_BYTES_MAX:
@@ -145,8 +145,8 @@ def encode_message(message: object) -> bytes:
     """Encode a message with its type's name.
 
     Raises:
-        EncodingError: some part of the message cannot be encoded; the error names the type and the field.
-        MessageTooLargeError: the message is larger than 16 MiB.
+        EncodingError: If some part of the message cannot be encoded. The error names the type and the field.
+        MessageTooLargeError: If the message is larger than 16 MiB.
     """
     kind: Any = type(message)  # mypy assumes that some classes are not hashable
     try:
@@ -206,7 +206,7 @@ class MessageReader:
         """Return the message of the type `name`.
 
         Raises:
-            EncodingError: the message is of another type.
+            EncodingError: If the message is of another type.
         """
         if self._name and name != self._name:
             raise EncodingError(f"{self._what} is a {name}, and {self._option} says {self._name}")

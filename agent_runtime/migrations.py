@@ -116,7 +116,7 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
     The function must be pure, since it runs at each restore of such a checkpoint. One function may serve several classes.
 
     Raises:
-        FleetDefinitionError: the step already exists, no version follows it, or the function is not a valid step.
+        FleetDefinitionError: If the step already exists, no version follows it, or the function is not a valid step.
     """
     if not (isinstance(agent_class, type) and issubclass(agent_class, Agent)):
         raise FleetDefinitionError(
@@ -180,7 +180,7 @@ def check_steps(agent_class: type[Agent]) -> None:
     """Refuse a class whose steps, from the first existing one, do not lead to its version.
 
     Raises:
-        FleetDefinitionError: a step is missing; the message names the first missing step.
+        FleetDefinitionError: If a step is missing. The message names the first missing step.
     """
     steps, version = steps_of(agent_class), state_version_of(agent_class)
     missing = _first_missing(steps, min(steps, default=version), version)
@@ -213,7 +213,7 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Mig
     """Plan the migration of a saved state to the current class. The function runs no step and decodes no state.
 
     Raises:
-        MigrationError: there is no migration; the message names the agent, the versions, the fields that differ, and the step to write.
+        MigrationError: If there is no migration. The message names the agent, the versions, the fields that differ, and the step to write.
     """
     saved, version = checkpoint.state_version, state_version_of(agent_class)
     where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
@@ -268,8 +268,8 @@ def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Seque
         contents: checked bytes of each part of the checkpoint, in buffers whose ownership passes to the state.
 
     Raises:
-        MigrationError: the state does not decode, or a step failed; the message names the agent and the step.
-        DamagedDataError: a part is damaged.
+        MigrationError: If the state does not decode, or a step failed. The message names the agent and the step.
+        DamagedDataError: If a part is damaged.
     """
     if plan.steps:
         return RestoredState(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
@@ -289,8 +289,8 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
     """Return a saved state as plain data, which the caller owns.
 
     Raises:
-        MigrationError: the state cannot be read without its type: it holds a pickle, or a dict with records as keys.
-        DamagedDataError: a part is damaged.
+        MigrationError: If the state cannot be read without its type: it holds a pickle, or a dict with records as keys.
+        DamagedDataError: If a part is damaged.
     """
     try:
         if not checkpoint.parts:
@@ -327,7 +327,7 @@ def migrate(plan: MigrationPlan, plain: object) -> object:
     """Run all steps of a plan; return plain data of the class's version. The steps may change `plain`.
 
     Raises:
-        MigrationError: a step raised, or returned None; the message names the step and the agent.
+        MigrationError: If a step raised, or returned None. The message names the step and the agent.
     """
     for step in plan.steps:
         try:
@@ -344,7 +344,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
     """Convert the plain data of the last step to a state of the plan's class.
 
     Raises:
-        MigrationError: the state cannot be saved, or does not have the types that the class declares.
+        MigrationError: If the state cannot be saved, or does not have the types that the class declares.
     """
     known = agent_type(plan.agent_class)
     arrays = _Arrays()

@@ -83,7 +83,7 @@ def heartbeat(details: Any = None) -> Any:  # any details that the step reports
         The last details of the previous attempt; None if there are none.
 
     Raises:
-        StepCancelledError: this attempt's result is no longer needed, since its turn was undone, or the attempt timed out or sent no
+        StepCancelledError: If this attempt's result is no longer needed, since its turn was undone, or the attempt timed out or sent no
             heartbeat for too long. Release all resources and return.
     """
     beat = _present.get()
@@ -103,7 +103,7 @@ async def await_with_heartbeats(
     """Wait for `running` as long as it sends heartbeats.
 
     Raises:
-        TimeoutError: no heartbeat arrived between two checks, which are `seconds` apart.
+        TimeoutError: If no heartbeat arrived between two checks, which are `seconds` apart.
     """
     task = asyncio.ensure_future(running)
     try:
@@ -289,7 +289,7 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
     """Return the seconds before each retry.
 
     Raises:
-        UsageError: the retries are not valid.
+        UsageError: If the retries are not valid.
     """
     waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
     if isinstance(waits, list | tuple) and all(
@@ -303,7 +303,7 @@ def plain_name(what: str, name: object) -> str:
     """Return the name of a step, an effect or a saga in the form for journals and the ledger, which decode it as text.
 
     Raises:
-        UsageError: the name is not text, or UTF-8 cannot encode it.
+        UsageError: If the name is not text, or UTF-8 cannot encode it.
     """
     if is_plain(name):
         return str.__str__(name)
@@ -321,7 +321,7 @@ def step_work(
     """Return the work that `ctx.step` requests.
 
     Raises:
-        UsageError: the durability, or a time, is not valid.
+        UsageError: If the durability, or a time, is not valid.
     """
     if durability not in ("log", "checkpoint"):
         raise UsageError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
@@ -334,7 +334,7 @@ def nanoseconds(what: str, seconds: float) -> int:
     """Return a time to wait, in nanoseconds.
 
     Raises:
-        UsageError: the time is negative or too long.
+        UsageError: If the time is negative or too long.
     """
     if not 0 <= seconds <= DELAY_S_MAX:
         raise UsageError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")

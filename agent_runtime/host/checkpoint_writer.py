@@ -79,9 +79,9 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
     The caller sets `host_start` and `sequence` of the report.
 
     Raises:
-        EncodingError: a state cannot be restored from its image; the message names the agent.
-        StoreError: the store cannot be written; nothing refers to partial data.
-        UsageError: a checkpoint occurs twice, or the checkpoints belong to two rounds.
+        EncodingError: If a state cannot be restored from its image. The message names the agent.
+        StoreError: If the store cannot be written; nothing refers to partial data.
+        UsageError: If a checkpoint occurs twice, or the checkpoints belong to two rounds.
     """
     rounds = {capture.command.round for capture in captures} - {0}
     if len(rounds) > 1:

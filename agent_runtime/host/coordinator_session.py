@@ -98,9 +98,9 @@ class Session:
         """Run the stream until cancelled.
 
         Raises:
-            AuthenticationError: the host and the coordinators have never trusted each other, even after the time that a certificate
+            AuthenticationError: If the host and the coordinators have never trusted each other, even after the time that a certificate
                 rotation may take.
-            UsageError: no coordinator ever answered, and only one side uses TLS.
+            UsageError: If no coordinator ever answered, and only one side uses TLS.
         """
         warned = False
         while not self._is_closing:

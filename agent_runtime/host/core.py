@@ -260,7 +260,7 @@ class HostCore:
         """Cross-check all invariants.
 
         Raises:
-            AssertionError: an invariant does not hold.
+            AssertionError: If an invariant does not hold.
         """
         parts = (self._mailboxes, self._outlets, self._inputs, self._outputs, self._views, self.links, self.mode)
         for part in parts:

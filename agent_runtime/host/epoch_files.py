@@ -227,8 +227,8 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     logs that are in the store and that the coordinator no longer knows.
 
     Raises:
-        StoreError: the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was written or removed
-            without a key. None of these errors means that the epoch is damaged: another epoch would need the same logs.
+        StoreError: If the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was
+            written or removed without a key. None of these errors means that the epoch is damaged: another epoch would need the same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
@@ -364,8 +364,8 @@ def write_epoch(
     The report lists the channels that have changed since `earlier`.
 
     Raises:
-        EncodingError: a state cannot be restored from its image.
-        StoreError: the store cannot be written; nothing refers to partial data.
+        EncodingError: If a state cannot be restored from its image.
+        StoreError: If the store cannot be written; nothing refers to partial data.
     """
     state_bytes = 0
     chunked = {agent: _chunk(store, agent, captures[agent]) for agent in command.records if agent in captures}
@@ -427,7 +427,7 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
     """Check that fields hold values of their declared types. Other values could be written, but a recovery from them would fail.
 
     Raises:
-        EncodingError: a field holds another type; the message names the agent and the next step.
+        EncodingError: If a field holds another type. The message names the agent and the next step.
     """
     if image.parts:  # Parts have their declared types, since the encoders of these types made them.
         return
@@ -560,8 +560,8 @@ def load_line(
     The time on `clock` since a checkpoint counts towards the agent's timers.
 
     Raises:
-        DamagedDataError: a checkpoint is damaged; no data of the checkpoint was used (G11).
-        SnaplineError: an agent cannot be made; the message names the agent.
+        DamagedDataError: If a checkpoint is damaged; no data of the checkpoint was used (G11).
+        SnaplineError: If an agent cannot be made. The message names the agent.
     """
     if not command.agents:  # a host that joined after the line has no agents in it
         return LoadedLine([], {}, {})

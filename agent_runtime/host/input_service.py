@@ -175,9 +175,9 @@ def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: 
     """Check that an agent of this class can handle a message; `public_only`: the handler must be public.
 
     Raises:
-        HandlerNotPublicError: the agent has no public handler for the message.
-        EncodingError: the agent has no handler for the message, or the body does not match the type.
-        MessageTooLargeError: the message exceeds the largest size of a message.
+        HandlerNotPublicError: If the agent has no public handler for the message.
+        EncodingError: If the agent has no handler for the message, or the body does not match the type.
+        MessageTooLargeError: If the message exceeds the largest size of a message.
     """
     if len(payload) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
@@ -194,9 +194,9 @@ def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, pub
     """Decode JSON to a message of type `name`, in the form for an agent of this class. Datetimes with an offset become UTC.
 
     Raises:
-        HandlerNotPublicError: the agent has no public handler for the message, and `public_only` requires one.
-        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error names the place.
-        MessageTooLargeError: the message exceeds the largest size of a message.
+        HandlerNotPublicError: If the agent has no public handler for the message, and `public_only` requires one.
+        EncodingError: If the agent has no handler for the message, or the text is not JSON of this type. The error names the place.
+        MessageTooLargeError: If the message exceeds the largest size of a message.
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
     message = _decoded(agent, name, _json_decoder(handler.message_type), text)
@@ -406,7 +406,7 @@ def _command_in(payload: bytes) -> msgspec.Struct:
     """Decode an operator command, about a dead letter or an effect.
 
     Raises:
-        ProtocolError: the command is unknown.
+        ProtocolError: If the command is unknown.
     """
     if is_effect_resolution(payload):
         return read_effect_resolution(payload)

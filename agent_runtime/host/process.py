@@ -470,6 +470,6 @@ async def run_host(options: HostOptions) -> int:
     """Run a host until its fleet ends, a signal asks it to stop, or the coordinator rejects it; return the exit code.
 
     Raises:
-        UsageError: the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
+        UsageError: If the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
     """
     return await Host(options).run()

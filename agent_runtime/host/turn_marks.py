@@ -175,7 +175,7 @@ class TurnMarks:
         """Write marks to a new file from now on, since marks of the previous run have been reported.
 
         Raises:
-            OSError: the file cannot be created.
+            OSError: If the file cannot be created.
         """
         make_private(path.parent)
         scratch = path.with_name(f"{path.name}.{instance}")
@@ -379,7 +379,7 @@ class ProcessMarks:
         """Mark that an image of the agent's state is about to be taken.
 
         Raises:
-            EncodingError: too many processes have died while imaging this agent.
+            EncodingError: If too many processes have died while imaging this agent.
         """
         death = self._driver.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
         if death is not None:

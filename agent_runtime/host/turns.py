@@ -211,7 +211,7 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
     """Refuse to create a task: this is the event loop's task factory while a durable handler runs.
 
     Raises:
-        UsageError: always. After a recovery a task outside the turn would run a second time, or not at all.
+        UsageError: If always. After a recovery a task outside the turn would run a second time, or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_DURABLE_HANDLER_ADVICE}")
@@ -278,7 +278,7 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
     """Return the handler of a turn's message, the message, and the id of the call to answer, or b"".
 
     Raises:
-        EncodingError: there is no handler, or the message does not decode.
+        EncodingError: If there is no handler, or the message does not decode.
     """
     payload = turn.payload
     end = 1 + payload[0]
@@ -460,8 +460,8 @@ class Turns:
         """Return an agent's current state as one record without parts, for display. Callers must not call this method within a turn.
 
         Raises:
-            EncodingError: the state cannot be saved; names agent, field and next step.
-            UsageError: the arrays are too large to copy.
+            EncodingError: If the state cannot be saved; names agent, field and next step.
+            UsageError: If the arrays are too large to copy.
         """
         running = self._running[agent]
         if running.flight is not None:
@@ -497,8 +497,8 @@ class Turns:
         """Return the image of an agent's state, its type and its schema version; the image may omit data that `base` contains.
 
         Raises:
-            EncodingError: the state cannot be saved; names agent, field and next step.
-            ArenaBusyError: earlier images have not been written yet. Fleets whose agents checkpoint on their own never get this error.
+            EncodingError: If the state cannot be saved; names agent, field and next step.
+            ArenaBusyError: If earlier images have not been written yet. Fleets whose agents checkpoint on their own never get this error.
         """
         running = self._running[agent]
         image = self._image(agent, running, base)
@@ -728,7 +728,7 @@ class Turns:
         """Take an image of the state. Check that a small image can be restored; the next capture checks larger ones.
 
         Raises:
-            EncodingError: the state cannot be saved, or a field does not hold its declared type.
+            EncodingError: If the state cannot be saved, or a field does not hold its declared type.
         """
         image = encode_state(agent, running.agent, running.known, running.authors)
         if len(image) <= CHECKED_BYTES_MAX:

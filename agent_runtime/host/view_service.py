@@ -55,7 +55,7 @@ def bounded(state: AgentState) -> bytes:
     """Encode the state as JSON.
 
     Raises:
-        UsageError: the JSON is larger than a document may be.
+        UsageError: If the JSON is larger than a document may be.
     """
     text = msgspec.json.encode(state)
     if len(text) > VIEW_BYTES_MAX:
@@ -67,9 +67,9 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
     """Return an agent's state in the newest snapshot, or one field of it.
 
     Raises:
-        NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        UsageError: the state is too large, or the path does not name a field.
-        StoreError: the store cannot be read, or its data is damaged.
+        NotFoundError: If there is no snapshot, no such agent in it, or no such field.
+        UsageError: If the state is too large, or the path does not name a field.
+        StoreError: If the store cannot be read, or its data is damaged.
     """
     store = open_store()
     manifest, line = _newest(store, agent)

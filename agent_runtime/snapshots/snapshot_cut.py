@@ -270,7 +270,7 @@ class Cut:
         """Return an agent's state as plain JSON values. Large arrays are described, not read.
 
         Raises:
-            KeyError: no such agent.
+            KeyError: If no such agent.
         """
         return describe_state(self._checkpoints[agent])
 
@@ -347,8 +347,8 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
     """Read a complete epoch from the store.
 
     Raises:
-        DamagedDataError: data in the epoch is damaged.
-        NotFoundError: there is no such epoch.
+        DamagedDataError: If data in the epoch is damaged.
+        NotFoundError: If there is no such epoch.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
@@ -360,7 +360,7 @@ def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = N
     read.
 
     Raises:
-        DamagedDataError: a part is damaged.
+        DamagedDataError: If a part is damaged.
     """
     if not checkpoint.state:
         return None

@@ -71,8 +71,8 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
         agent: compare only this agent, with its channels.
 
     Raises:
-        NotFoundError: no such snapshot, or the agent is in neither.
-        DamagedDataError: data in one of the snapshots is damaged.
+        NotFoundError: If no such snapshot, or the agent is in neither.
+        DamagedDataError: If data in one of the snapshots is damaged.
     """
     old, new = _Side(store, before), _Side(store, after)
     agents = [agent] if agent is not None else sorted({**old.lines, **new.lines})

@@ -138,7 +138,7 @@ def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
     """Split `AGENT.PATH` into the agent's id and the path. Ids may contain dots, so the longest known id is used.
 
     Raises:
-        SettingError: the place names no known agent, or no field.
+        SettingError: If the place names no known agent, or no field.
     """
     ends = [i for i, character in enumerate(place) if character in ".["]
     for end in reversed(ends):
@@ -157,8 +157,8 @@ def with_settings(
     `plan`: migration of the state; None: the agent does not exist yet.
 
     Raises:
-        SettingError: there is no such field, the value is not of its type, or this state cannot be changed.
-        MigrationError: the state cannot be migrated to the class's version.
+        SettingError: If there is no such field, the value is not of its type, or this state cannot be changed.
+        MigrationError: If the state cannot be migrated to the class's version.
     """
     first = settings[0].place
     if plan is None:
@@ -380,11 +380,11 @@ def fork_snapshot(
         begin_again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
 
     Raises:
-        UsageError: the request does not fit the snapshot, or `to` is not empty; nothing was written.
-        EncodingError: a class is missing, or a state cannot be migrated to it; nothing was written.
-        NotFoundError: there is no such snapshot.
-        DamagedDataError: data of the snapshot is damaged.
-        StoreError: reading or writing a store failed.
+        UsageError: If the request does not fit the snapshot, or `to` is not empty; nothing was written.
+        EncodingError: If a class is missing, or a state cannot be migrated to it; nothing was written.
+        NotFoundError: If there is no such snapshot.
+        DamagedDataError: If data of the snapshot is damaged.
+        StoreError: If reading or writing a store failed.
     """
     check_id(request.name, "fork")
     now_s = time.time()

@@ -65,10 +65,10 @@ def open_store(
         verify_keys: public keys of trusted signatures; default: those in `SNAPLINE_VERIFY_KEY`.
 
     Raises:
-        StoreMissingError: there is no store.
-        DamagedDataError: the store's identity file is damaged.
-        StoreError: the store cannot be read, or is encrypted and no key was given.
-        UsageError: the URL scheme is unknown, or a key file cannot be used.
+        StoreMissingError: If there is no store.
+        DamagedDataError: If the store's identity file is damaged.
+        StoreError: If the store cannot be read, or is encrypted and no key was given.
+        UsageError: If the URL scheme is unknown, or a key file cannot be used.
     """
     keys = keys_from_environment()
     read_store_keys = read_keys(store_keys=_paths(store_keys), verify_keys=_paths(verify_keys))
@@ -102,8 +102,8 @@ class SnapshotStore:
         """Return a snapshot: by its epoch's number, a tag, the first digits (four or more) of its root, or the latest.
 
         Raises:
-            NotFoundError: no snapshot has this name, or several do.
-            DamagedDataError: the snapshot's manifest is damaged.
+            NotFoundError: If no snapshot has this name, or several do.
+            DamagedDataError: If the snapshot's manifest is damaged.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
 
@@ -118,10 +118,10 @@ class SnapshotStore:
             message_type: class of the messages; default: plain values.
 
         Raises:
-            UsageError: the cursor does not belong to this store.
-            NotFoundError: outputs after the cursor have been deleted.
-            EncodingError: a message is not of this type.
-            DamagedDataError: a file is damaged.
+            UsageError: If the cursor does not belong to this store.
+            NotFoundError: If outputs after the cursor have been deleted.
+            EncodingError: If a message is not of this type.
+            DamagedDataError: If a file is damaged.
         """
         reader = MessageReader(message_type, "message_type", "the output")
         for batch in self._store.read_outputs(after):
@@ -131,7 +131,7 @@ class SnapshotStore:
         """Return the effects of the fleet's agents and their outcomes, from the snapshots and the kept outputs.
 
         Raises:
-            DamagedDataError: a file is damaged.
+            DamagedDataError: If a file is damaged.
         """
         return fold(self.outputs(EFFECTS_TOPIC, message_type=EffectRecord))
 
@@ -198,10 +198,10 @@ class Snapshot:
             again: first remove the remains of an unfinished fork at `to`. No other process may be writing to that location.
 
         Raises:
-            UsageError: a field is missing or of another type, `to` exists, or the fleet has another protocol.
-            EncodingError: a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
-            DamagedDataError: data of the snapshot is damaged.
-            StoreError: reading or writing a store failed.
+            UsageError: If a field is missing or of another type, `to` exists, or the fleet has another protocol.
+            EncodingError: If a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
+            DamagedDataError: If data of the snapshot is damaged.
+            StoreError: If reading or writing a store failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
         request = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
@@ -289,9 +289,9 @@ class SavedAgent:
         The state is None if the agent is unborn.
 
         Raises:
-            DamagedDataError: data of the state is damaged.
-            EncodingError: the state does not decode as its class declares: open the store without the fleet.
-            UsageError: the state holds an array or tensor, and NumPy or torch is not installed.
+            DamagedDataError: If data of the state is damaged.
+            EncodingError: If the state does not decode as its class declares: open the store without the fleet.
+            UsageError: If the state holds an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
             return None
@@ -303,7 +303,7 @@ class SavedAgent:
         """Return the state as an object of `declared`, a struct or dataclass. `allow_pickle`: load pickles, which runs their code.
 
         Raises:
-            EncodingError: the state does not decode as `declared`; other errors as for `state`.
+            EncodingError: If the state does not decode as `declared`; other errors as for `state`.
         """
         decoder = state_decoder(declared, allow_pickle=allow_pickle)
         state: _State = decoder.restore(self._checkpoint.state, self._checkpoint.parts, self._contents()).state
@@ -313,8 +313,8 @@ class SavedAgent:
         """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays in other fields are not read.
 
         Raises:
-            NotFoundError: there is no such field; the message lists the existing ones.
-            DamagedDataError, UsageError: as for `state`.
+            NotFoundError: If there is no such field. The message lists the existing ones.
+            DamagedDataError, UsageError: If as for `state`.
         """
         return plain_value(find_field(self._tree, path))
 

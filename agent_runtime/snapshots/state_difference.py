@@ -58,7 +58,7 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
     """Compare two arrays of one dtype and shape.
 
     Raises:
-        DamagedDataError: a chunk is damaged.
+        DamagedDataError: If a chunk is damaged.
     """
     count = 1
     for length in before.shape:
@@ -76,7 +76,7 @@ def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
     """Compare two blobs; return None if they are equal. The function reads only the first and the last differing chunk on each side.
 
     Raises:
-        DamagedDataError: a chunk is damaged.
+        DamagedDataError: If a chunk is damaged.
     """
     if before.part is None or after.part is None:
         return _compare_bytes(before.whole(), after.whole())
@@ -275,7 +275,7 @@ def compare(before: object, after: object, changes: StateChanges, path: str = ""
     """Walk two values, and add their differences.
 
     Raises:
-        DamagedDataError: a chunk is damaged, or a history cannot be replayed.
+        DamagedDataError: If a chunk is damaged, or a history cannot be replayed.
     """
     if depth > DEPTH_MAX:
         if _identity(before) != _identity(after):

@@ -161,7 +161,7 @@ class Scene(msgspec.Struct, frozen=True):
         values: for `data-*` attributes of the picture.
 
     Raises:
-        UsageError: a part is on an unknown lane, or a lane occurs twice.
+        UsageError: If a part is on an unknown lane, or a lane occurs twice.
     """
 
     heading: str

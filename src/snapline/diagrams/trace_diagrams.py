@@ -45,7 +45,7 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
             `EVENTS_MAX` events.
 
     Raises:
-        UsageError: the window contains no event of the trace.
+        UsageError: If the window contains no event of the trace.
     """
     traced = AnalyzedTrace(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
@@ -93,7 +93,7 @@ class AnalyzedTrace:
         """Return the window from `wanted[0]` up to but excluding `wanted[1]`; or the last `events_max` events.
 
         Raises:
-            UsageError: `wanted` contains no event of the trace.
+            UsageError: If `wanted` contains no event of the trace.
         """
         if wanted is None:
             return max(0, self.events - events_max), self.events - 1
@@ -260,7 +260,7 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
             trace was recorded changes nothing.
 
     Raises:
-        UsageError: the protocol does not exist.
+        UsageError: If the protocol does not exist.
     """
     if protocol is not None:
         trace, _ = redecide(trace, protocol)

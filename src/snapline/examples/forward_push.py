@@ -180,7 +180,7 @@ def rounds_for(tolerance: float) -> int:
     """Return the number of rounds after which at most this fraction of a seed's mass is residual.
 
     Raises:
-        UsageError: the tolerance is not between one unit and all of the mass.
+        UsageError: If the tolerance is not between one unit and all of the mass.
     """
     if not 1 / UNIT <= tolerance <= 1:
         raise UsageError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
@@ -249,7 +249,7 @@ def check_flow(state: ShardState, flow: Flow) -> None:
     """Reject a flow that `receive` could not add completely, before the state is changed.
 
     Raises:
-        ValueError: column, round, rows or amounts do not fit this shard.
+        ValueError: If column, round, rows or amounts do not fit this shard.
     """
     if not 0 <= flow.column < len(state.rounded):
         raise ValueError(f"column {flow.column} of {len(state.rounded)}")

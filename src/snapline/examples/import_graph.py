@@ -60,7 +60,7 @@ def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
     `source` is a directory as it would be on `sys.path`: its files are top-level modules.
 
     Raises:
-        UsageError: there is no Python module at `source`.
+        UsageError: If there is no Python module at `source`.
     """
     root = standard_library() if source is None else Path(source)
     files = _find_modules(root, left_out=STANDARD_LIBRARY_LEFT_OUT if source is None else ())
@@ -88,7 +88,7 @@ def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
     """Read a file that `write_graph` wrote.
 
     Raises:
-        UsageError: the file is missing or holds no import graph.
+        UsageError: If the file is missing or holds no import graph.
     """
     try:
         graph = msgspec.json.decode(Path(path).read_bytes(), type=ImportGraph)

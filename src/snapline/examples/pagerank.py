@@ -169,7 +169,7 @@ def fleet(
         protocol: checkpointing protocol.
 
     Raises:
-        UsageError: an argument is no number, out of range, or names no graph.
+        UsageError: If an argument is no number, out of range, or names no graph.
     """
     imports = load_graph(source=source, graph=graph).imports
     problem = Problem(
@@ -200,7 +200,7 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
     """Return the graph that `fleet` ranks with these two arguments.
 
     Raises:
-        UsageError: both are given, or the given one names no graph.
+        UsageError: If both are given, or the given one names no graph.
     """
     if source and graph:
         raise UsageError("source and graph are both given: give the directory or the file")
