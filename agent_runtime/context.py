@@ -338,7 +338,7 @@ class Context:
                 own error.
             EncodingError: If the arguments cannot be encoded in a durable turn.
             DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
-                UsageError: If `durability`, `retries` or a time is invalid.
+            UsageError: If `durability`, `retries` or a time is invalid.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
@@ -390,8 +390,8 @@ class Context:
             EffectFailedError: If every call of the function raised. The effect may still have been performed.
             UsageError: If this turn is not durable, the key belongs to another effect, the function in `compensate` cannot be found by its
                 name, or the store accepts no outputs.
-                EncodingError: If the arguments cannot be encoded.
-                DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
+            EncodingError: If the arguments cannot be encoded.
+            DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
         """
         journal = self._durable("ctx.effect")
         name = plain_name("an effect", name)

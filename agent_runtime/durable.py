@@ -68,8 +68,8 @@ def turn_seed(cluster: str, agent: str, number: int, *, sender: str, payload: by
     Args:
         cluster: id of the run of the fleet.
         number: number of the turn among the agent's durable turns, counted from 1.
-        sender, payload: sender and payload of the message that started the turn. The payload of a call includes the call's wrapper. state:
-        encoded state at the start of the turn.
+        sender, payload: sender and payload of the message that started the turn. The payload of a call includes the call's wrapper.
+        state: encoded state at the start of the turn.
     """
     state_digest = blake2b(state, digest_size=32).digest()
     parts = _encoder.encode((cluster, agent, number, sender, payload, state_digest))

@@ -46,9 +46,11 @@ class Effect(msgspec.Struct, frozen=True):
             the intent is not released), "in doubt" (an earlier incarnation of the agent may have called the effect, and the current
             incarnation probes or calls it again) and "needs people" (the agent waits until an operator states whether the effect was
             performed).
-        arguments, result: arguments and result as text for display. The result of a failed effect is its error. compensation: compensation
-        as `module:function`, or "" if there is none. undoes: key of the effect that this effect compensates, or "" if this effect is not a
-        compensation. saga: name of the saga block that requested the effect, or "". asked_ns: wall-clock time of the request, since 1970.
+        arguments, result: arguments and result as text for display. The result of a failed effect is its error.
+        compensation: compensation as `module:function`, or "" if there is none.
+        undoes: key of the effect that this effect compensates, or "" if this effect is not a compensation.
+        saga: name of the saga block that requested the effect, or "".
+        asked_ns: wall-clock time of the request, since 1970.
         epoch: number of the snapshot with which the effect's newest ledger record was released.
     """
 

@@ -85,15 +85,17 @@ class Fleet:
         place: placement rules, as a mapping from an agent id, or an id prefix followed by an asterisk, to one or more hosts. The first
             matching rule applies, as long as at least one of its hosts is present. A spawned agent starts on its parent's host.
         rpo_s, rto_s: recovery point objective and recovery time objective in seconds. The first limits the work that a failure may undo.
-        The second limits the time from the first suspicion of a failure until all hosts have applied the recovery plan. The coordinator
-        only reports missed objectives: in `snapline status`, in the view and in its log. With None it reports nothing. busy_limit_s: if
-        agent code blocks a host's event loop for this many seconds, the host process exits and the fleet recovers (docs/durable-turns.md,
-        "What may block"). With None the process never exits for this reason. Hosts of one fleet may use different values. simulate: mapping
-        from step names to stubs. Only `snapline sim` and the pytest fixture call a stub, with the step's arguments, instead of the step's
-        function. The stub of an effect has the effect's name NAME, the stub of its probe is `NAME/probe`, and the stub of its compensation
-        is `NAME/undo`. Instead of the mapping, a function without arguments may be given that creates the mapping for each run, so that
-        runs share no stubs. compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the
-        packages of the agents' classes. A compensation in any other module is never called, even if data in the store names it.
+            The second limits the time from the first suspicion of a failure until all hosts have applied the recovery plan. The coordinator
+            only reports missed objectives: in `snapline status`, in the view and in its log. With None it reports nothing.
+        busy_limit_s: if agent code blocks a host's event loop for this many seconds, the host process exits and the fleet recovers
+            (docs/durable-turns.md, "What may block"). With None the process never exits for this reason. Hosts of one fleet may use
+            different values.
+        simulate: mapping from step names to stubs. Only `snapline sim` and the pytest fixture call a stub, with the step's arguments,
+            instead of the step's function. The stub of an effect has the effect's name NAME, the stub of its probe is `NAME/probe`, and the
+            stub of its compensation is `NAME/undo`. Instead of the mapping, a function without arguments may be given that creates the
+            mapping for each run, so that runs share no stubs.
+        compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the
+            agents' classes. A compensation in any other module is never called, even if data in the store names it.
 
     Raises:
         FleetDefinitionError: If the definition is invalid.

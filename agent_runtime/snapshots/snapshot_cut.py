@@ -40,9 +40,10 @@ class TransitMessage(msgspec.Struct, frozen=True):
     """A message in transit: the cut contains the sending of the message, but not its consumption.
 
     Attributes:
-        sender, receiver: ids of the sending and the receiving agent. number: sequence number of the message on its channel, or None while
-        the message waits in the sender's outbox. message: the decoded message, or a dict of its fields if its class is not available. It is
-        None for a creation message. type: type name of the message, or "" for a creation message.
+        sender, receiver: ids of the sending and the receiving agent.
+        number: sequence number of the message on its channel, or None while the message waits in the sender's outbox.
+        message: the decoded message, or a dict of its fields if its class is not available. It is None for a creation message.
+        type: type name of the message, or "" for a creation message.
     """
 
     sender: str
@@ -58,9 +59,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
     Attributes:
         agent: id of the agent that could not handle the message.
         sender: sender of the message. It is the agent itself if the message came from a timer or can never arrive.
-        message, type: same as in `TransitMessage`, or None and "" if `on_start` failed. error: error of the last attempt. attempts: number
-        of attempts to handle the message. time_s: time of the last attempt in seconds since 1970, or 0 if it is unknown. number: number of
-        the dead letter among the agent's dead letters, counted over all its incarnations.
+        message, type: same as in `TransitMessage`, or None and "" if `on_start` failed.
+        error: error of the last attempt.
+        attempts: number of attempts to handle the message.
+        time_s: time of the last attempt in seconds since 1970, or 0 if it is unknown.
+        number: number of the dead letter among the agent's dead letters, counted over all its incarnations.
     """
 
     agent: str

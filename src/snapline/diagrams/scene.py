@@ -151,7 +151,8 @@ class Scene(msgspec.Struct, frozen=True):
     """One picture.
 
     Attributes:
-        heading: name of the picture. words: summary in one line.
+        heading: name of the picture.
+        words: summary in one line.
         agents: lanes from top to bottom; all other parts refer to them. hosts: the lanes that belong to hosts.
         first, last: the places at the left and at the right edge. Parts outside are omitted or cut off.
         axis: what the ticks count.
