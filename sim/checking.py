@@ -91,14 +91,14 @@ class Options(TypedDict, total=False):
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
             list of fault kinds, or a Scenario, of which the fleet is ignored.
         hosts, coordinators: number of hosts and of coordinators. By default, both are drawn: 2 to 4 hosts (at most one
-          per agent), and 1 or 3
+            per agent), and 1 or 3
             coordinators.
         until: virtual time at which the run and its faults end, such as "20s". By default, a time from 2.5 s to 7 s is drawn.
         every: checkpoint interval. "" selects the fleet's own interval, but at most one second.
         budget: "beyond" allows more faults than the fault budget. In this case, only safety is checked.
         arguments: arguments of the function that "module:fleet" names.
         inputs: inputs that the clients send: a list of `(agent, message)`, a function that yields such pairs (it may
-          take a `random.Random`;
+            take a `random.Random`;
             the first 100 pairs are used), "module:name" of such a list or function, or the path of a JSON Lines file with `agent`, `type`
             and `fields`. Each input of a list or file is sent once. By default, the fleet has no clients.
         clients: number of clients that send the inputs; 2 by default. The clients lose some requests and answers, and resend requests with
@@ -278,7 +278,7 @@ def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Flee
 
     Raises:
         UsageError: If the target is neither a fleet, a function, nor "module:fleet", or if `arguments` are given for a
-          target other than "module:fleet".
+            target other than "module:fleet".
     """
     match target:
         case str() if ":" in target:

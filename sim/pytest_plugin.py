@@ -83,10 +83,10 @@ class Simulation:
 
         Args:
             target: a snapline.Fleet, a function that returns a fleet (called for each run), "module:fleet", a Scenario,
-              or the path of a scenario's TOML file.
+                or the path of a scenario's TOML file.
             seeds: number of seeds, or the seeds themselves.
             invariant: function that is called with every complete cut, a snapline.Cut. To report a violation, the
-              function raises AssertionError or returns a message or False.
+                function raises AssertionError or returns a message or False.
             at_end: function that is called with the state of each agent when the fleet is idle. If the fleet does not
                 become idle, the verdict is undecided.
             allow_undecided: whether to continue after a run in which a required event did not happen.

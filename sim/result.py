@@ -18,7 +18,7 @@ class Violation(msgspec.Struct, frozen=True):
 
     Attributes:
         oracle: oracle that found the violation, such as "orphans". Shrinking treats all violations found by the same
-          oracle as the same bug.
+            oracle as the same bug.
         guarantee: "G1" to "G12", or "core" if a core's own invariant is violated.
         t_ns: virtual time of the violation.
         text: description of the violation, with evidence.
@@ -52,7 +52,7 @@ class Result(msgspec.Struct, kw_only=True):
         error: reason why the run is broken.
         trace_hash: hash of all events in order.
         waypoints: hash after every thousand journal entries. Comparing these hashes locates the first difference
-          between two runs.
+            between two runs.
         journal: text of one piece of a thousand journal entries, if the caller requested it.
         events: number of kernel events.
         messages: number of messages that turns consumed.

@@ -61,7 +61,7 @@ def run(
         workload: fleet and invariants to run; by default, the scenario's own.
         window_at: index of the journal piece to keep in `Result.journal`.
         on_world: function that is called with the world before the first event. A caller can use it to inspect the
-          world during the run.
+            world during the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)

@@ -168,15 +168,15 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         module: the user's own fleet, such as "my_module:fleet". It is created with `arguments` and replaces the
-          pattern.
+            pattern.
         invariant: a function that is called with every complete cut of the user's fleet, such as
-          "my_tests:no_coin_is_lost".
+            "my_tests:no_coin_is_lost".
         at_end: a function that is called with the agents' final states when the user's fleet is idle, such as
-          "my_tests:balances".
+            "my_tests:balances".
         log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the
-          defaults.
+            defaults.
         is_varied: whether the user's fleet runs with this section's protocol and trigger instead of its own, until the
-          fleet is idle.
+            fleet is idle.
     """
 
     agents: AtLeastOne = 5
@@ -231,7 +231,7 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         inputs_from: source of all clients' inputs, which replaces the pattern's inputs: "module:name" or the path of a
-          file.
+            file.
         asks: whether clients wait for some of the answers.
         is_settling: whether an operator retries some dead letters and drops others.
     """
@@ -283,11 +283,11 @@ class RunPart(Part, frozen=True, kw_only=True):
         until: time by which all faults must have ended.
         faults_from: origin of the faults' times: the moment when the fleet is running, or the start of the run.
         retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as
-          "last=3,hourly=2,daily=0".
+            "last=3,hourly=2,daily=0".
         snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of turns that a host runs in a row before it does other work.
         turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends if the
-          fleet is idle or the waiting time has expired. 0 means that the run does not wait for turns.
+            fleet is idle or the waiting time has expired. 0 means that the run does not wait for turns.
         moves: number of times an operator drains a host or rebalances agents.
     """
 

@@ -219,7 +219,7 @@ class ResetFault(FaultKind, frozen=True, kw_only=True):
 
     Attributes:
         when: a moment. If it is set, the fault waits until this moment occurs for the `hit`-th time in the fleet, and
-          then breaks all streams of the host or coordinator at which it occurred.
+            then breaks all streams of the host or coordinator at which it occurred.
     """
 
     between: list[str] = []
@@ -300,8 +300,8 @@ class HangFault(HostFault, frozen=True, kw_only=True):
 
     Attributes:
         what: calls that hang. "store" means store calls, so the host applies no plan and stores no epoch. "stop" means
-          calls of `stop_when`. Both kinds of calls run in threads, so heartbeats continue. "loop" means a handler,
-          which blocks the event loop: no heartbeat is sent, but the host's streams stay open.
+            calls of `stop_when`. Both kinds of calls run in threads, so heartbeats continue. "loop" means a handler,
+            which blocks the event loop: no heartbeat is sent, but the host's streams stay open.
     """
 
     what: HangingCall = "store"
@@ -330,13 +330,13 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
     Attributes:
         restart_after: time until the killed host restarts. "" means that the host stays down until `heal` starts it.
         failpoint: failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th to reach the
-          failpoint is killed.
+            failpoint is killed.
         is_power_cut: whether the node also loses power, so that choices decide whether its unsynced data is kept, lost
-          or torn. Allowed only with a failpoint or moment.
+            or torn. Allowed only with a failpoint or moment.
         is_all: whether all hosts are killed at once.
         is_rolling: whether hosts are killed one after another, each after the previous host has restarted.
         when: moment at which a host or coordinator is killed. The node at which this moment occurs for the `hit`-th
-          time is killed.
+            time is killed.
     """
 
     host: str = ""
@@ -386,11 +386,11 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
     Attributes:
         mode: kind of disk fault. "power-cut" and "torn" mean the same: choices decide whether unsynced data is kept,
-          lost or torn. "bit-flip" damages the newest complete epoch, provided that an older one exists; otherwise the
-          fault tries again until the duration `for` has passed.
+            lost or torn. "bit-flip" damages the newest complete epoch, provided that an older one exists; otherwise the
+            fault tries again until the duration `for` has passed.
         restart_after: time until the host restarts after a power cut. "" means that it does not restart.
         failpoint: failpoint that raises OSError once, instead of failing disk operations for the duration `for`.
-          Allowed only with mode "eio".
+            Allowed only with mode "eio".
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
@@ -466,7 +466,7 @@ class MembershipFault(FaultKind, frozen=True, kw_only=True):
     Attributes:
         host: name of the host. For "leave", "" means a drawn host; for "join", "" means the next new host.
         back_after: time until a host that left joins again, or a host that joined leaves. "" means that this never
-          happens.
+            happens.
     """
 
     kind: Literal["leave", "join"] = "leave"

@@ -299,7 +299,7 @@ class Schedule:
     Attributes:
         _joiners: maps the index of each "join" fault in the scenario to the name of the joining host.
         _initial: hosts that exist at the start of the run. If the scenario does not name a fault's target, the target
-          is drawn from these hosts.
+            is drawn from these hosts.
     """
 
     def __init__(self, scenario: Scenario, executor: Executor) -> None:

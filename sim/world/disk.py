@@ -6,17 +6,17 @@ Problem. The checkpoint store is on a file system that all hosts mount, and the 
 Model. The disk follows the rules of POSIX and gives no further guarantees:
 
 1. Bytes written to a file since its last `sync_data` are *pending*. So are names changed in a directory since its last
-  `sync_directory`. Pending data belongs to the node that wrote it.
+   `sync_directory`. Pending data belongs to the node that wrote it.
 2. `crash` (SIGKILL) loses only a node's open handles. Data that the node has written survives in the file server's page
-  cache.
+   cache.
 3. `power_cut` decides what happens to all pending data of the node. Bytes are kept, lost, torn in the middle, or torn
-  and followed by zeros. Different names are kept or lost independently, but changes to the same name are lost in
-  reverse order, the latest first. Data that is kept is durable from then on. If a directory is lost, its contents are
-  lost too.
+   and followed by zeros. Different names are kept or lost independently, but changes to the same name are lost in
+   reverse order, the latest first. Data that is kept is durable from then on. If a directory is lost, its contents are
+   lost too.
 4. Syncing a directory makes all its names durable, including names changed by other nodes, because all nodes share one
    journal. If a change to a name is durable, all earlier changes to that name, by any node, are durable too.
 5. A failed `sync_data` loses the bytes permanently. Processes still see them, but after the writer's next power cut the
-  bytes are zeros.
+   bytes are zeros.
 
 Departures. There are no named temporary files, although `O_TMPFILE` works, and only one node writes to a handle. Stale
 reads model the cache of a network file system: a file is invisible to other nodes for `STALE_NS` after it was linked.
@@ -85,7 +85,7 @@ class _Changes:
     Attributes:
         base: durable entry under this name, or None if there is no durable entry.
         made: for each change, in order, the node that made it and the entry after the change, or None if the change
-          removed the entry.
+            removed the entry.
     """
 
     __slots__ = ("base", "made")

@@ -53,7 +53,7 @@ class Limit(msgspec.Struct, frozen=True):
 
     Attributes:
         places: names of the constants that hold the limit, as `module.CONSTANT`, one for every module that imports the
-          constant.
+            constant.
         drawn: values from which a swarm draws the limit.
         scaled: function that converts from the limit's unit to the constant's unit. None if the units are the same.
         with_it: dependent constants that must change with the limit, each with a function of the limit's value.

@@ -6,17 +6,17 @@ rejected or unknown. This model provides the same interface to the replicas c1 â
 observed in the real library within the fault budget. The interface has these rules:
 
 1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. The other replicas apply
-  entries, or restore the frozen canonical state, only when their state is accessed or when they become the leader. So
-  three replicas cost little more than one.
+   entries, or restore the frozen canonical state, only when their state is accessed or when they become the leader. So
+   three replicas cost little more than one.
 2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, no matter which leader
-  committed the entry.
+   committed the entry.
 3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry
    took its position. The entry is never committed.
 4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after the proposal was forwarded. With
-  a probability set by `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be
-  committed now or later, or never.
+   a probability set by `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be
+   committed now or later, or never.
 5. A new leader learns that it leads when its barrier is committed. By then, it has applied all entries committed
-  earlier.
+   earlier.
 
 Outcomes and changes of leader are reported only from calls scheduled with `at`, never from within `propose`.
 
@@ -27,20 +27,20 @@ Leaders and commits follow a model of Raft. The model sends no messages: it copi
 based on Ongaro and Ousterhout 2014; the section numbers refer to that paper:
 
 1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list starts as a
-  copy of the leader's log at its election, followed by a barrier (an empty slot). Every replica's durable log consists
-  of the first `length` slots of some leader term. So if two logs contain the same slot, their earlier slots are the
-  same too (log matching, 5.3).
+   copy of the leader's log at its election, followed by a barrier (an empty slot). Every replica's durable log consists
+   of the first `length` slots of some leader term. So if two logs contain the same slot, their earlier slots are the
+   same too (log matching, 5.3).
 2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed when the log is sent, and
-  take effect when the replica is next accessed (`settle`). A call is scheduled for the instant at which a majority has
-  acknowledged the slots. It commits the slots if a majority really has them and the barrier is among them (5.4.2).
+   take effect when the replica is next accessed (`settle`). A call is scheduled for the instant at which a majority has
+   acknowledged the slots. It commits the slots if a majority really has them and the barrier is among them (5.4.2).
 3. A replica becomes a candidate if it has not heard from a leader for an election timeout. It needs votes from a
-  majority, and its log must be at least as up-to-date as each voter's log (5.4.1). It is elected in a new term after a
-  drawn delay, and its voters reject older terms from then on. A replica that still hears from a leader usually does not
-  vote. A random draw allows exceptions, because the real library has no such rule.
+   majority, and its log must be at least as up-to-date as each voter's log (5.4.1). It is elected in a new term after a
+   drawn delay, and its voters reject older terms from then on. A replica that still hears from a leader usually does not
+   vote. A random draw allows exceptions, because the real library has no such rule.
 4. A leader that cannot reach a majority still considers itself the leader for `LEASE_NS`, and continues to append to
-  its own leader term.
+   its own leader term.
 5. A crash loses all slots that are not durable. If the leader crashes, a drawn number of its latest appends in flight
-  is lost too. A replica that restarts has its durable log.
+   is lost too. A replica that restarts has its durable log.
 
 Departures: there is no log compaction, appends in flight are not lost when a link is cut, and a vote is not synced to
 disk.
@@ -589,11 +589,11 @@ class SimulatedLog:
         Args:
             at: function that schedules a call at a virtual time in nanoseconds.
             delay_ns: function that returns the delay between two nodes that are both up, or None if the second node is
-              currently unreachable.
+                currently unreachable.
             on_standing: function that is called when a node learns of a new leader or term. It is not called when the
-              node starts or crashes.
+                node starts or crashes.
             on_committed: function that is called at each commit with the position in `entries`, the proposer, the entry
-              and the result.
+                and the result.
         """
         self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
