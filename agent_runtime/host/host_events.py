@@ -753,7 +753,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     """View of an agent.
 
     Attributes:
-    life: "unborn", "starting" (before the end of `on_start`), "running", "failed" (waiting for a recovery) or "stopping".
+        life: "unborn", "starting" (before the end of `on_start`), "running", "failed" (waiting for a recovery) or "stopping".
         turn: kind of the running turn, or "" between two turns. A segment of a durable turn counts as "timer".
         sender: sender of the running turn's message.
         attempts: number of failed attempts of the current turn, which is running or will be retried after `retry_ns`.
