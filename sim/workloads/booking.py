@@ -186,9 +186,8 @@ class Service:
         """Undo a payment. If the payment has not arrived yet, it is refused when it arrives."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
-        sale = self.sales.setdefault(
-            paid_key, _Sale(task, self._calls, self._calls)
-        )  # the payment's request may have been lost
+        # The payment's request may have been lost.
+        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return

@@ -344,9 +344,8 @@ class JudgeObserver(HostObserver):
                 checkpoint = restored.checkpoint
                 self._judge.ground_truth.steps.waits.on_loaded(now_ns, restored.agent)
                 self._judge.ground_truth.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
-                if (
-                    checkpoint is not None and checkpoint.parts
-                ):  # the judge needs the state that was restored from the parts
+                # The judge needs the state that was restored from the parts.
+                if checkpoint is not None and checkpoint.parts:
                     agent_object = outcome.objects[restored.agent]
                     state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))
                     checkpoint = replace(checkpoint, state=state, parts=[])

@@ -165,9 +165,8 @@ class Hosts:
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
         """Make calls of this kind hang on the host. If `is_on` is false, let the hanging calls of this kind return."""
         run = self.run_of(host)
-        if (
-            what == "loop" and run is not None
-        ):  # affects only the current run, because a restarted host is no longer in the blocked turn
+        # A blocked handler affects only the current run, because a restarted host is no longer in that turn.
+        if what == "loop" and run is not None:
             if is_on:
                 run.block()
             else:

@@ -342,9 +342,8 @@ class PendingWork:
         fleet = self._workload.fleet
         has_completed = any(at >= since_ns for at in self._notes.log.completed_ns.values())
         is_at_rest = self._is_done()
-        saves_at_rest = not is_autonomous(
-            fleet.protocol
-        )  # under an autonomous protocol, an idle agent has nothing to save
+        # Under an autonomous protocol, an idle agent has nothing to save.
+        saves_at_rest = not is_autonomous(fleet.protocol)
         if fleet.period_ns and not has_completed and (saves_at_rest or not is_at_rest):
             missing.append("no epoch has completed")
         elif is_at_rest:

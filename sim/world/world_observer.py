@@ -589,9 +589,8 @@ class LogObserver:
         kind = operation.kind
         self._shared.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
         request = (operation.client, operation.sequence)
-        is_new = (
-            result.status == APPLIED and request not in self._requests
-        )  # a repeated request returns the result of the first
+        # A repeated request returns the result of the first.
+        is_new = result.status == APPLIED and request not in self._requests
         if is_new:
             self._requests[request] = None
         if isinstance(kind, op.CompleteEpoch) and is_new:
