@@ -266,7 +266,7 @@ class ChandyLamportCore:
 
     @classmethod
     def restore(cls, image: ChandyLamportImage) -> Self:
-        """Return a core with exactly the state in the image."""
+        """Return a core whose state is exactly the state in the image."""
         core = cls(image.agent, incoming=image.incoming, outgoing=image.outgoing)
         for snapshot, open_states, closed_states in image.snapshots:
             recording = _Recording(())
