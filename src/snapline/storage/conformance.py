@@ -102,7 +102,7 @@ def require_missing(words: str, function: Callable[P, object], *args: P.args, **
 
 
 def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
-    """Call `action(0)`, `action(1)` … in threads that start together. Return what each call returned or raised."""
+    """Call `action(0)`, `action(1)` … in threads that start together. Return each call's result or exception."""
     results: list[T | Exception] = [TimeoutError("the thread did not end")] * count
     barrier = threading.Barrier(count)
 

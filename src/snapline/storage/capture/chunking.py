@@ -38,7 +38,7 @@ A place is a *candidate* if its hash is small. The cut is made, depending on the
 
 Xia et al., FastCDC (USENIX ATC 2016), section 3.3, "normalized chunking": two thresholds keep the sizes close to the middle.
 Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (high bits depend on the
-whole window, low ones do not); the window may begin before the chunk.
+whole window, low bits do not). Also, the window may begin before the chunk.
 
 Invariant: the bytes alone determine the cuts, on every machine and in every release. If a release cut differently, blobs would only be
 stored again after an upgrade, since chunks are found by their digests.
@@ -239,7 +239,7 @@ def chunk_image(
         executor: threads for images with at least `PARALLEL_BYTES_MIN` bytes to hash. If None, the call creates threads and ends them.
 
     Raises:
-        StoreError: the image refers to a chunk that the base lacks, because it was made for another base.
+        StoreError: If the image refers to a chunk that the base lacks, because it was made for another base.
     """
     known = ChunkTable() if base is None else base
     parts = [_in_pieces(part) for part in image.parts]
@@ -459,7 +459,7 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
         content: checked bytes of this part.
 
     Raises:
-        DamagedDataError: the bytes are not a journal.
+        DamagedDataError: If the bytes are not a journal.
     """
     entries: list[JournalEntry] = []
     view, start = memoryview(content), 0
@@ -476,7 +476,7 @@ def whole_turn(checkpoint: AgentCheckpoint, content: Buffer) -> AgentCheckpoint:
     """Return the checkpoint with the complete journal in its turn. `content` contains the bytes of the journal's part.
 
     Raises:
-        DamagedDataError: the part is not a journal, or there is no turn to which it could belong.
+        DamagedDataError: If the part is not a journal, or there is no turn to which it could belong.
     """
     turn, part = checkpoint.turn, checkpoint.journal_part
     if part is None:

@@ -81,7 +81,7 @@ class StateDecoder:
     """Decoder for states of one declared type. Several threads may share a decoder.
 
     Raises:
-        TypeError: msgspec cannot decode the declared type.
+        TypeError: If msgspec cannot decode the declared type.
     """
 
     def __init__(self, declared: Any, *, allow_pickle: bool = False) -> None:
@@ -136,8 +136,8 @@ def decode_state(
         allow_pickle: whether the agent class allows pickles.
 
     Raises:
-        EncodingError: skeleton and parts do not decode as `declared`, or a part does not match its head.
-        DamagedDataError: the records of a history cannot be replayed.
+        EncodingError: If skeleton and parts do not decode as `declared`, or a part does not match its head.
+        DamagedDataError: If the records of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
 
@@ -334,7 +334,7 @@ def buffer_for(part: StatePart) -> memoryview:
     A write-tracked array gets memory that can be tracked again. Any other large part gets memory with few page faults.
 
     Raises:
-        StoreError, ExternalFailureError: the machine is out of memory.
+        StoreError, ExternalFailureError: If the machine is out of memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
         from snapline.storage.capture import tracked_arrays

@@ -537,7 +537,7 @@ class StateEncoder:
         Raises:
             EncodingError: If a value cannot be saved. The message names its path.
             ArenaBusyError: If earlier images have not been written yet. Try again later.
-            StoreError: the machine is out of memory.
+            StoreError: If the machine is out of memory.
         """
         self._check(state)
         capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, check_can_copy=self._check_can_copy)

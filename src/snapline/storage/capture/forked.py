@@ -159,9 +159,9 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
         timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:
-        UsageError: gRPC was imported in a way that makes children crash, or `timeout_s` is invalid.
-        ForkBusyError: too many children are running.
-        ForkFailedError: the system cannot create a child.
+        UsageError: If gRPC was imported in a way that makes children crash, or `timeout_s` is invalid.
+        ForkBusyError: If too many children are running.
+        ForkFailedError: If the system cannot create a child.
     """
     reason = fork_unsafe_reason()
     if reason:
@@ -191,8 +191,8 @@ class ForkedImage:
 
         Raises:
             EncodingError: If `encode` raised an error in the child. The text contains the child's message.
-            ForkFailedError: the child was killed, crashed, was cancelled, or timed out.
-            UsageError: `result` or `close` was already called.
+            ForkFailedError: If the child was killed, crashed, was cancelled, or timed out.
+            UsageError: If `result` or `close` was already called.
         """
         if not self._end.alive:
             raise UsageError("the result of this capture was taken already; capture again")
@@ -304,8 +304,8 @@ def _read(descriptor: int, status: int) -> bytes:
     """Return the bytes that the child wrote.
 
     Raises:
-        EncodingError: the encoder raised an error in the child.
-        ForkFailedError: the child ended early, or the bytes differ from the bytes that it encoded.
+        EncodingError: If the encoder raised an error in the child.
+        ForkFailedError: If the child ended early, or the bytes differ from the bytes that it encoded.
     """
     head = os.pread(descriptor, _HEAD.size, 0)
     if status or len(head) < _HEAD.size:
@@ -342,7 +342,7 @@ def _reap_killed_children() -> None:
     """Reap killed children that ended after the time limit for reaping.
 
     Raises:
-        ForkBusyError: too many children remain.
+        ForkBusyError: If too many children remain.
     """
     for pid in sorted(_state.dying):
         _reap(pid, os.WNOHANG)

@@ -31,7 +31,7 @@ eight times as large as the tier below. Only the segments after the last full on
 
     if the last eight or more segments are of one tier or lower tiers     merge them into one
     if the open segments together exceed M                                merge the first of them into a full one
-    if a full segment is added                                            merge the open ones before it into one
+    if a full segment is added                                            merge the open segments before it into one
 
 Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, and three for small
 captures. Invariants: (1) the concatenated contents always encode the same list. (2) Open segments together have at most M bytes, and there
@@ -153,7 +153,7 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Merge the first open segments into full ones while the open ones together exceed M. Return the new index of the first open
+    """Merge the first open segments into full ones while all open segments together exceed M. Return the new index of the first open
     segment."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
@@ -181,8 +181,8 @@ def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None
 
 
 def _tier(size_bytes: int, target_bytes: int) -> int:
-    """Return the tier of a segment, which is 0 for the smallest. The segments of each tier are eight times as large as those of the tier
-    below."""
+    """Return the tier of a segment, which is 0 for the smallest. The segments of each tier are eight times as large as the segments of the
+    tier below."""
     return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
 
 
@@ -386,7 +386,7 @@ class History(MutableSequence[T], Generic[T]):
         """Return the index of the first record that equals `record`.
 
         Raises:
-            ValueError: there is no such record between `start` and `stop`.
+            ValueError: If there is no such record between `start` and `stop`.
         """
         return self._records.index(record, start, len(self._records) if stop is None else stop)
 
@@ -591,8 +591,8 @@ class History(MutableSequence[T], Generic[T]):
             buffer: bytes of the segments. They are not needed after the call.
 
         Raises:
-            DamagedDataError: the segments are not operations on a list, or do not produce the number of records in the head.
-            EncodingError: a record is not of the declared type.
+            DamagedDataError: If the segments are not operations on a list, or do not produce the number of records in the head.
+            EncodingError: If a record is not of the declared type.
         """
         view = memoryview(buffer).cast("B")
         if part.contradiction() or len(view) != part.size_bytes:

@@ -177,8 +177,8 @@ class Replay:
         """Apply all operations of a segment to the list.
 
         Raises:
-            DamagedDataError: the bytes are not operations on this list.
-            EncodingError: a record is not of the declared type.
+            DamagedDataError: If the bytes are not operations on this list.
+            EncodingError: If a record is not of the declared type.
         """
         place = 0
         while place < len(content):
@@ -235,7 +235,7 @@ def record_decoder(record_type: Any) -> Decode:
     """Return a function that decodes MessagePack arrays into records of `record_type`. Any means plain values, with tuples for arrays.
 
     Raises:
-        EncodingError: msgspec cannot decode this type.
+        EncodingError: If msgspec cannot decode this type.
     """
     try:
         return _record_decoder(record_type)

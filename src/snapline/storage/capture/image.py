@@ -127,8 +127,8 @@ class StateImage(msgspec.Struct):
         """Wait for the skeleton if another process is encoding it. Call this method in a worker thread.
 
         Raises:
-            EncodingError: the state cannot be saved.
-            StoreError: the other process failed.
+            EncodingError: If the state cannot be saved.
+            StoreError: If the other process failed.
         """
         if self.pending is not None:
             self.skeleton, self.pending = self.pending(), None
@@ -236,7 +236,7 @@ class ArenaPool:
     """The buffers of one host process.
 
     Args:
-        bytes_max: limit on the total size of all buffers of the pool, or None for half of the machine's memory.
+        bytes_max: limit on the total size of all buffers of the pool, or None to use half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
@@ -258,8 +258,8 @@ class ArenaPool:
         """Return a buffer of `size_bytes` bytes with undefined content.
 
         Raises:
-            ArenaBusyError: a new buffer would exceed the limit.
-            StoreError: the machine is out of memory.
+            ArenaBusyError: If a new buffer would exceed the limit.
+            StoreError: If the machine is out of memory.
         """
         size = class_of(size_bytes)
         with self._lock:
@@ -356,7 +356,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
     """Return zero-filled private memory, in huge pages if it is large enough. The memory is unmapped when its last view is gone.
 
     Raises:
-        StoreError: the machine is out of memory.
+        StoreError: If the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -50,7 +50,7 @@ def size_of(tensor: Any) -> int:
     """Return the size of a tensor in bytes.
 
     Raises:
-        NotImplementedError: the tensor cannot be saved.
+        NotImplementedError: If the tensor cannot be saved.
     """
     check_tensor(tensor)
     return int(tensor.numel()) * int(tensor.element_size())
@@ -65,7 +65,7 @@ def bytes_of(tensor: Any) -> Any:
     """Return the bytes in C order as a flat uint8 ndarray. It is a view of a contiguous tensor on the CPU, otherwise a copy.
 
     Raises:
-        NotImplementedError: the tensor cannot be saved.
+        NotImplementedError: If the tensor cannot be saved.
     """
     check_tensor(tensor)
     torch = sys.modules["torch"]
@@ -83,7 +83,7 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
     """Return a tensor that uses the writable memory of `content`, without a copy.
 
     Raises:
-        EncodingError: torch is not installed, or has no such dtype.
+        EncodingError: If torch is not installed, or has no such dtype.
         TypeError, ValueError: If dtype, shape and content do not match.
     """
     try:

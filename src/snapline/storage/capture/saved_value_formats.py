@@ -92,7 +92,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
     """Return the first `count` values in C order, or None if values of this type cannot be decoded.
 
     Raises:
-        DamagedDataError: the bytes of the chunks differ from the bytes that were written.
+        DamagedDataError: If the bytes of the chunks differ from the bytes that were written.
     """
     reading = _reading_of(array.dtype)
     if reading is None:
@@ -157,7 +157,7 @@ def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StateP
 
     Raises:
         One of `saved_values.FAILURES`: If the bytes cannot be decoded.
-        DamagedDataError: the bytes of a part differ from the bytes that were written.
+        DamagedDataError: If the bytes of a part differ from the bytes that were written.
     """
     if not isinstance(value, bytes):
         return value
@@ -168,7 +168,7 @@ def describe(value: object, *, reads_parts: bool) -> object:
     """Describe a tree of `saved_values` by dicts, lists and scalars.
 
     Raises:
-        DamagedDataError: some bytes differ from the bytes that were written.
+        DamagedDataError: If some bytes differ from the bytes that were written.
     """
     match value:
         case dict():
@@ -228,8 +228,8 @@ def json_of(tree: object, bytes_max: int) -> bytes:
     """Return a tree of `saved_values` as JSON.
 
     Raises:
-        UsageError: the JSON would exceed `bytes_max`.
-        DamagedDataError: some bytes differ from the bytes that were written.
+        UsageError: If the JSON would exceed `bytes_max`.
+        DamagedDataError: If some bytes differ from the bytes that were written.
     """
     text = msgspec.json.encode(_Values(bytes_max).of(tree))
     if len(text) > bytes_max:
@@ -306,9 +306,9 @@ def write_npy(array: SavedArray, path: Path) -> int:
     """Read and check an array, and write it to a new file. Return the file's size.
 
     Raises:
-        UsageError: the file exists or its name does not end in .npy, or NumPy has no such type.
-        DamagedDataError: the array's bytes differ from the bytes that were written.
-        StoreError: the file cannot be written.
+        UsageError: If the file exists or its name does not end in .npy, or NumPy has no such type.
+        DamagedDataError: If the array's bytes differ from the bytes that were written.
+        StoreError: If the file cannot be written.
     """
     if path.suffix != SUFFIX:
         raise UsageError(f"{path} would hold NumPy's format: choose a name that ends in {SUFFIX}")
@@ -350,8 +350,8 @@ def plain_value(value: object) -> object:
     """Return a tree of `saved_values` as plain values. Arrays own their memory.
 
     Raises:
-        DamagedDataError: some bytes differ from the bytes that were written.
-        UsageError: the tree contains an array or tensor, but NumPy or torch is not installed.
+        DamagedDataError: If some bytes differ from the bytes that were written.
+        UsageError: If the tree contains an array or tensor, but NumPy or torch is not installed.
     """
     match value:
         case dict():
@@ -397,8 +397,8 @@ def find_field(tree: object, path: str) -> object:
     """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only values along the path are read.
 
     Raises:
-        NotFoundError: If there is no such value. The message names the existing ones.
-        UsageError: `path` is invalid.
+        NotFoundError: If there is no such value. The message names existing values.
+        UsageError: If `path` is invalid.
     """
     value, done = tree, ""
     for key, text in steps_of(path):

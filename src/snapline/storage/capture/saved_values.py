@@ -206,7 +206,7 @@ class SavedHistory:
         """Read the records and return them as plain values.
 
         Raises:
-            DamagedDataError: the history cannot be replayed.
+            DamagedDataError: If the history cannot be replayed.
         """
         if self._records is None:
             part, data = self.content.part, self.content.whole()
@@ -239,7 +239,7 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
     """Return the state of a checkpoint as a tree, or None if the agent is unborn.
 
     Raises:
-        DamagedDataError: the record cannot be decoded.
+        DamagedDataError: If the record cannot be decoded.
     """
 
     def read(part: StatePart) -> Buffer:

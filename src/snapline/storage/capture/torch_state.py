@@ -77,7 +77,7 @@ class TensorPlaces:
         """Return the known path of the tensor. If there is none, remember `path` and return None.
 
         Raises:
-            NotImplementedError: the tensor is in another section, or cannot be saved.
+            NotImplementedError: If the tensor is in another section, or cannot be saved.
         """
         numpy_and_torch.check_tensor(tensor)
         memory = memory_of(tensor)
@@ -277,7 +277,7 @@ class TorchState:
             extra: map from name to any object that has `state_dict()` and `load_state_dict()`, such as a scheduler, or to plain data.
 
         Raises:
-            UsageError: `model` is not a model, or `optimizer` is not an optimizer.
+            UsageError: If `model` is not a model, or `optimizer` is not an optimizer.
         """
         _check_torch_type(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
@@ -303,7 +303,7 @@ class TorchState:
         """The live model.
 
         Raises:
-            UsageError: there is no model yet.
+            UsageError: If there is no model yet.
         """
         if self._model is None:
             raise UsageError(
@@ -334,7 +334,7 @@ class TorchState:
         The block must not await, because other agents would then draw from the stream.
 
         Raises:
-            UsageError: the agent has no own stream, or a block is already active.
+            UsageError: If the agent has no own stream, or a block is already active.
         """
         if self._own is None:
             raise UsageError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
@@ -414,7 +414,7 @@ class TorchState:
         """Return the state that a decoded record represents. It uses the record's tensors.
 
         Raises:
-            EncodingError: `record` is not the record of a TorchState.
+            EncodingError: If `record` is not the record of a TorchState.
         """
         made = cls()
         try:

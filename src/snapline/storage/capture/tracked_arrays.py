@@ -265,7 +265,7 @@ class Tracker(ABC):
             pool: source of the buffers for copies.
 
         Raises:
-            UsageError: the array is gone, or `checking` is on and a mark was forgotten.
+            UsageError: If the array is gone, or `checking` is on and a mark was forgotten.
             Any error of `pool.take`: The next capture then has the same information as this one.
         """
         root = self.root()
@@ -493,8 +493,8 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
     between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked, so write in place.
 
     Raises:
-        UsageError: the shape or dtype is invalid, or NumPy is not installed.
-        ExternalFailureError: the machine is out of memory.
+        UsageError: If the shape or dtype is invalid, or NumPy is not installed.
+        ExternalFailureError: If the machine is out of memory.
     """
     numpy = _need_numpy()
     try:
@@ -515,7 +515,7 @@ def allocate(size_bytes: int) -> memoryview:
     """Return zero-filled, writable memory for an array that `retrack` will track.
 
     Raises:
-        ExternalFailureError: the machine is out of memory.
+        ExternalFailureError: If the machine is out of memory.
     """
     if size_bytes >= TRACKED_BYTES_MIN and not write_tracking.is_supported():
         return memoryview(write_tracking.map_memory(size_bytes))[:size_bytes]
@@ -530,7 +530,7 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
     caller.
 
     Raises:
-        UsageError: dtype and shape do not match the buffer.
+        UsageError: If dtype and shape do not match the buffer.
     """
     numpy = _need_numpy()
     try:
@@ -602,7 +602,7 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
             for each row.
 
     Raises:
-        UsageError: `array` is not an array with rows, or `rows` are out of range.
+        UsageError: If `array` is not an array with rows, or `rows` are out of range.
     """
     numpy = _need_numpy()
     if not isinstance(array, numpy.ndarray) or not array.ndim:

@@ -60,7 +60,7 @@ class Blob:
     """Opaque bytes that never change. Two blobs are equal if their bytes are equal.
 
     Raises:
-        UsageError: `data` is not a bytes-like object.
+        UsageError: If `data` is not a bytes-like object.
     """
 
     __slots__ = ("__weakref__", "_data", "_references", "_token")
@@ -114,7 +114,7 @@ class Blob:
         """Return a blob that contains a copy of the checked bytes in `buffer`.
 
         Raises:
-            DamagedDataError: the lengths of buffer and part differ.
+            DamagedDataError: If the lengths of buffer and part differ.
         """
         if part.contradiction() or memoryview(buffer).nbytes != part.size_bytes:
             raise DamagedDataError("a blob of the state has another length than its chunks: restore an earlier epoch")
@@ -185,7 +185,7 @@ def encode_generator(generator: Any) -> bytes:
     """Return the encoded state of a `numpy.random.Generator`.
 
     Raises:
-        NotImplementedError: the generator's bit generator is not one of NumPy's own.
+        NotImplementedError: If the generator's bit generator is not one of NumPy's own.
     """
     bits = generator.bit_generator
     name = type(bits).__name__
@@ -313,7 +313,7 @@ def encode_value(value: object) -> object:
     """Return `value` in a form that MessagePack can represent. This function serves as msgspec's `enc_hook`.
 
     Raises:
-        NotImplementedError: the value cannot be saved.
+        NotImplementedError: If the value cannot be saved.
     """
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -358,7 +358,7 @@ def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
     """Return the pickle of a wrapped value.
 
     Raises:
-        NotImplementedError: the value cannot be pickled.
+        NotImplementedError: If the value cannot be pickled.
     """
     try:
         return pickle.dumps(wrapped.value, protocol=5)
@@ -455,7 +455,7 @@ def decode_value(code: int, data: memoryview) -> object:
     """Return the value of an extension that is encoded without references. Arrays are read-only views of `data`.
 
     Raises:
-        EncodingError, TypeError, ValueError, msgspec.DecodeError: the data is invalid.
+        EncodingError, TypeError, ValueError, msgspec.DecodeError: If the data is invalid.
     """
     decode = _DECODERS.get(code)
     if decode is None:

@@ -113,7 +113,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
     """Return zero-filled private memory that a `WriteTracker` can register. It has at least `size_bytes` bytes, which must not be 0.
 
     Raises:
-        ExternalFailureError: the machine is out of memory.
+        ExternalFailureError: If the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, page_rounded(size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -155,7 +155,7 @@ class WriteTracker:
         """Start tracking writes. Call this method once.
 
         Raises:
-            ExternalFailureError: the kernel call fails.
+            ExternalFailureError: If the kernel call fails.
         """
         reason = is_supported()
         if reason:
@@ -179,7 +179,7 @@ class WriteTracker:
         The ranges are offsets from the start of the mapping. They consist of whole pages, ascend, and do not overlap.
 
         Raises:
-            ExternalFailureError: as in `scan_words`.
+            ExternalFailureError: As in `scan_words`.
         """
         words = self.scan_words()
         starts, ends = words[0::REGION_WORDS], words[1::REGION_WORDS]
@@ -246,7 +246,7 @@ def _open_handles() -> _Handles:
     """Return this process's handles, which are opened at the first call.
 
     Raises:
-        OSError: the kernel call fails, or the kernel lacks the features.
+        OSError: If the kernel call fails, or the kernel lacks the features.
     """
     known = _handles_by_process.get(os.getpid())
     if known is not None:
@@ -269,7 +269,7 @@ def _open_userfault() -> int:
     """Return a new userfaultfd.
 
     Raises:
-        OSError: the kernel call fails.
+        OSError: If the kernel call fails.
     """
     number = _SYSCALL_USERFAULTFD[platform.machine()]
     library = ctypes.CDLL(None, use_errno=True)

@@ -111,7 +111,7 @@ def parse_location(url: str) -> Path:
     """Return the directory that a `file:///…` URL or a plain path names.
 
     Raises:
-        UsageError: the URL has another scheme, or names another machine.
+        UsageError: If the URL has another scheme, or names another machine.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -59,8 +59,8 @@ def lock_file(path: str | os.PathLike[str]) -> int:
     """Lock a file, creating it if it is missing, and write the holder's name into it. Return the descriptor that holds the lock.
 
     Raises:
-        LockHeldError: another process holds the lock.
-        OSError: the file cannot be opened.
+        LockHeldError: If another process holds the lock.
+        OSError: If the file cannot be opened.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -286,8 +286,8 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
     """Create the file `path` so that it appears complete and durable. Failpoints are named `<point>.opened` and so on.
 
     Raises:
-        FileExistsError: the name is taken. Nothing was changed.
-        OSError: the disk failed. If only the last step failed, the file exists, but may be lost in a crash.
+        FileExistsError: If the name is taken. Nothing was changed.
+        OSError: If the disk failed. If only the last step failed, the file exists, but may be lost in a crash.
     """
     directory = path.rpartition("/")[0]
     handle = disk.open_temporary(directory, temporary_name)

@@ -315,7 +315,7 @@ def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> byte
     """Return `length` bytes of an object, starting at `offset`. Return fewer bytes only if the object ends earlier.
 
     Raises:
-        OSError: the request failed. If the object ends before `offset`, or the store sent too few bytes, the error number is EREMOTEIO.
+        OSError: If the request failed. If the object ends before `offset`, or the store sent too few bytes, the error number is EREMOTEIO.
     """
     import obstore
 
@@ -424,7 +424,7 @@ def open_disk(
 
     Raises:
         UsageError: If the scheme is unknown, the URL is malformed, an optional dependency is missing, or the store overwrites objects.
-        StoreError: the object store is unreachable, or returns other bytes than were written.
+        StoreError: If the object store is unreachable, or returns other bytes than were written.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
@@ -452,7 +452,7 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
     """Determine the capabilities of an object store by a probe. See the module docstring.
 
     Raises:
-        OSError: the store is unreachable, the key may neither read nor write, or the store does not return the written bytes.
+        OSError: If the store is unreachable, the key may neither read nor write, or the store does not return the written bytes.
     """
     path = f"{TEMPORARY}/0-{random_bytes(_ID_BYTES).hex()}"
     try:

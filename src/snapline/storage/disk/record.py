@@ -141,8 +141,8 @@ def unseal(
     `path` and `epoch` are used in error messages. `versions` are the versions that the caller can read.
 
     Raises:
-        DamagedDataError: If the magic, kind, length or digest is wrong, or bytes are missing or surplus.
-        StoreError: the record is intact, but has another version.
+        DamagedDataError: If the magic, kind, length or digest is incorrect, or bytes are missing or surplus.
+        StoreError: If the record is intact, but has another version.
     """
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
@@ -260,8 +260,8 @@ def open_data(
     """Return the plaintext of `data`. `key` is "" if `data` is not encrypted, and `path` names the file in error messages.
 
     Raises:
-        DamagedDataError: the bytes cannot be decrypted.
-        StoreError: the bytes are not encrypted although there is a key, or are encrypted although there is no key.
+        DamagedDataError: If the bytes cannot be decrypted.
+        StoreError: If the bytes are not encrypted although there is a key, or are encrypted although there is no key.
     """
     if not key:
         if guard is not None and guard.encrypts:

@@ -132,7 +132,7 @@ def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
     """Return the entries of a directory that is created when its first file is, or an empty list if the directory does not exist yet.
 
     Raises:
-        StoreError: the store is unavailable, or cannot be read.
+        StoreError: If the store is unavailable, or cannot be read.
     """
     with reading(disk, directory):
         try:
@@ -160,9 +160,9 @@ def create_or_compare(
     If the file already existed, its directory is synced too, because the process that linked the file may have died before its sync.
 
     Raises:
-        FileExistsError: a file with other bytes exists.
-        DamagedDataError: the existing file cannot be read.
-        OSError: the disk failed.
+        FileExistsError: If a file with other bytes exists.
+        DamagedDataError: If the existing file cannot be read.
+        OSError: If the disk failed.
     """
     try:
         write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
@@ -246,8 +246,8 @@ def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str
     """Create a new store durably on the disk, and return its id.
 
     Raises:
-        UsageError: the disk already contains a store or other files.
-        StoreError: the disk failed.
+        UsageError: If the disk already contains a store or other files.
+        StoreError: If the disk failed.
     """
     with writing(disk, "a new store"):
         disk.make_root()
@@ -436,8 +436,8 @@ def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> F
     """Return the store's fork record, or None if the fleet is not a fork. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the record is damaged, or belongs to another store.
-        StoreError: the record is not signed as the guard requires, or cannot be read.
+        DamagedDataError: If the record is damaged, or belongs to another store.
+        StoreError: If the record is not signed as the guard requires, or cannot be read.
     """
     with reading(disk, FORK):
         try:
@@ -489,8 +489,8 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
     """Return the log marks of each replica, beginning with the oldest.
 
     Raises:
-        DamagedDataError: a mark is damaged or belongs to another store.
-        StoreError: the store cannot be read.
+        DamagedDataError: If a mark is damaged or belongs to another store.
+        StoreError: If the store cannot be read.
     """
     marks_by_replica: dict[str, dict[int, LogMark]] = {}
     for path in _paths(disk):
@@ -520,7 +520,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
     """Make `mark` the newest log mark of `replica`, durably.
 
     Raises:
-        StoreError: the mark cannot be written, or another process of this replica has just written a mark.
+        StoreError: If the mark cannot be written, or another process of this replica has just written a mark.
     """
     number = (
         max([number for path in _paths(disk) for name, number in [_parsed(path)] if name == replica], default=0) + 1

@@ -107,7 +107,7 @@ class PackCipher:
         """Return the ciphertext of `data`, which is 16 bytes longer. `index` must ascend from call to call.
 
         Raises:
-            UsageError: the index does not ascend, the cipher only decrypts, or `data` is larger than 2 GiB.
+            UsageError: If the index does not ascend, the cipher only decrypts, or `data` is larger than 2 GiB.
         """
         if not self._seals:
             raise UsageError("this pack was opened to be read: begin another pack to write")

@@ -208,8 +208,8 @@ def read_token_file(path: Path) -> str:
     """Return the token in a file, without surrounding whitespace. Like a key file, the file is refused if other users may access it.
 
     Raises:
-        UsageError: the file cannot be read, is accessible to other users, or contains no token.
-        StoreError: the disk failed.
+        UsageError: If the file cannot be read, is accessible to other users, or contains no token.
+        StoreError: If the disk failed.
     """
     token = _content(path, "token file", is_secret=True).decode(errors="replace").strip()
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:

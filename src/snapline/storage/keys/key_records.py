@@ -152,8 +152,8 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
     """Return the record at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the record is missing, damaged, or belongs to another name or store.
-        StoreError: a later version of Snapline wrote the record.
+        DamagedDataError: If the record is missing, damaged, or belongs to another name or store.
+        StoreError: If a later version of Snapline wrote the record.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
@@ -197,7 +197,7 @@ def open_key(
 
     Raises:
         StoreKeyError: If the key's wrapping key is not among `keys`. The message names the wrapping key.
-        DamagedDataError: the key is missing, or every generation is damaged.
+        DamagedDataError: If the key is missing, or every generation is damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
     for _ in range(LISTINGS_MAX):
@@ -317,7 +317,7 @@ def rotate(
     """Wrap every key of the store with the first key of `new`, and return the number of records written. The call may be repeated.
 
     Raises:
-        UsageError: `new` has no key.
+        UsageError: If `new` has no key.
         StoreError: If a key needs another key file, or the disk failed. Keys that were already rotated remain rotated.
         DamagedDataError: If a key is lost. All other keys were rotated.
     """

@@ -179,8 +179,8 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
     """Return the body of one deletion record.
 
     Raises:
-        DamagedDataError: the record is missing, damaged, or belongs to another store.
-        StoreError: the record was written without a key.
+        DamagedDataError: If the record is missing, damaged, or belongs to another store.
+        StoreError: If the record was written without a key.
     """
     body = unseal(
         DELETIONS_KIND,
@@ -391,7 +391,7 @@ class LogReader:
         return unsupported_reason(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return the numbers of all entries; see `Store.read_logs`."""
+        """Return the numbers of all entries. See `Store.read_logs`."""
         logs = {}
         for log in find_logs(self._disk):
             numbers, marks = list_log(self._disk, log)
@@ -403,7 +403,7 @@ class LogReader:
         return logs
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return a batch, or None for a seal; see `Store.read_batch`."""
+        """Return a batch, or None for a seal. See `Store.read_batch`."""
         path = entry_path(check_log(log), check_number(number))
         body = read_entry(self._disk, path, store_id=self._store_id)
         if number not in self._durable.get(log, frozenset()):
@@ -411,7 +411,7 @@ class LogReader:
         return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
 
     def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return the entries that were not deleted; see `Store.exclude_deleted`."""
+        """Return the entries that were not deleted. See `Store.exclude_deleted`."""
         if self._guard is None or not authenticates(self._guard):
             return dict(logs)
         deleted, _ = read_all(self._disk, store_id=self._store_id, guard=self._guard)
@@ -423,7 +423,7 @@ class LogReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return the lowest missing batch of each log; see `Store.missing_batches`."""
+        """Return the lowest missing batch of each log. See `Store.missing_batches`."""
         if self._guard is None or not authenticates(self._guard):
             return {}
         return missing_batches(self._disk, batches, newest, store_id=self._store_id, guard=self._guard)
@@ -500,7 +500,7 @@ def holds_batches(disk: Disk) -> bool:
 
 
 def holds_batch(disk: Disk, path: str) -> bool:
-    """Return whether the first bytes of the file at `path` are those of a batch."""
+    """Return whether the file at `path` begins like a batch."""
     try:
         return is_batch(disk.read(path, 0, HEAD_BYTES))
     except OSError:
@@ -524,7 +524,7 @@ def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | Se
     """Return the body of the log file at `path`, after every check that needs no key.
 
     Raises:
-        NotFoundError: the file does not exist.
+        NotFoundError: If the file does not exist.
         DamagedDataError, StoreError: As in `decode_file`, or if the file cannot be read.
     """
     try:
@@ -581,7 +581,7 @@ class LogWriter:
         """The log that this writer wrote last, the certificate that the caller passed for it, and the verified certificate."""
 
     def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the encoded file of this batch; see `Store.prepare_batch`."""
+        """Return the encoded file of this batch. See `Store.prepare_batch`."""
         check_log(log)
         nonce = self._random_bytes(_ID_BYTES).hex()
         return encode_batch(
@@ -595,7 +595,7 @@ class LogWriter:
         )
 
     def certify(self, log: LogName, public: bytes) -> bytes:
-        """Return the certificate of a log; see `Store.certify_log`."""
+        """Return the certificate of a log. See `Store.certify_log`."""
         if self._guard is None or not self._guard.signs:
             return b""
         return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
@@ -642,7 +642,7 @@ class LogWriter:
                 raise
 
     def delete(self, places: Iterable[tuple[LogName, int]], *, plans_below: int) -> list[str]:
-        """Delete batches; see `Store.delete_batches`."""
+        """Delete batches. See `Store.delete_batches`."""
         wanted: dict[LogName, set[int]] = {}
         for log, number in places:
             wanted.setdefault(check_log(log), set()).add(number)

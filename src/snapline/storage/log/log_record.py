@@ -296,7 +296,7 @@ def encode_batch(
 
     Raises:
         UsageError: If an input or entry is invalid, or the batch is too large.
-        StoreError: the key could not be written.
+        StoreError: If the key could not be written.
     """
     path = entry_path(log, number)
     reason = _contradiction(batch)
@@ -330,8 +330,8 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
     """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or belongs to another path or store.
-        StoreError: a later version of Snapline wrote the file.
+        DamagedDataError: If the file is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the file.
     """
     body: BatchBody | SealBody
     if data[_KIND] == SEAL_KIND:
@@ -351,9 +351,9 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
     """Return the batch contained in a body that `decode_file` has checked.
 
     Raises:
-        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
-        UnsignedBatchError: the batch is not signed as the guard requires.
-        StoreError: the batch is not encrypted although there is a key, or is encrypted although there is no key.
+        DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
+        UnsignedBatchError: If the batch is not signed as the guard requires.
+        StoreError: If the batch is not encrypted although there is a key, or is encrypted although there is no key.
     """
     _check_signature(body, guard, path)
     context = body.context()

@@ -152,7 +152,7 @@ class OutputReader:
         return read_part(self._disk, first_path(epoch), store_id=self._store_id)
 
     def release(self, epoch: int) -> Release:
-        """Return a whole release; see `Store.read_release`."""
+        """Return a whole release. See `Store.read_release`."""
         if not _is_there(self._disk, first_path(epoch)):
             raise NotFoundError(f"epoch {epoch} has no outputs in the store {self._disk.location}")
         head = self.head(epoch)
@@ -313,8 +313,8 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
     """Return the positions of all named consumers, sorted by name.
 
     Raises:
-        DamagedDataError: the newest position of a consumer is damaged.
-        StoreError: the store cannot be read.
+        DamagedDataError: If the newest position of a consumer is damaged.
+        StoreError: If the store cannot be read.
     """
     for _ in range(TRIES_MAX):
         with contextlib.suppress(_ChangedError):
@@ -328,8 +328,8 @@ def acknowledge(
     """Move a consumer forward to `cursor` durably, and return the consumer's position. The first call creates the consumer.
 
     Raises:
-        UsageError: the consumer's name or the cursor is invalid.
-        StoreError: the position could not be written; repeat the call.
+        UsageError: If the consumer's name or the cursor is invalid.
+        StoreError: If the position could not be written. Repeat the call.
     """
     wanted = parse_cursor(cursor)
     consumer_path(name, 1)
@@ -481,7 +481,7 @@ class OutputWriter:
     def release(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with an epoch; see `Store.release_outputs`."""
+        """Release outputs with an epoch. See `Store.release_outputs`."""
         path, ordered = first_path(epoch), check_outputs(outputs or [])
         check_root(root)
         if not 0 <= after < epoch:
@@ -502,7 +502,7 @@ class OutputWriter:
         self._notify_watchers(epoch)
 
     def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
-        """Move a consumer forward; see `Store.acknowledge_outputs`."""
+        """Move a consumer forward. See `Store.acknowledge_outputs`."""
         self._require_create_only()
         self._check_reached(parse_cursor(cursor))
         with self._lock:

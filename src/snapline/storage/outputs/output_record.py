@@ -236,8 +236,8 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
     """Return the encoded files of the parts. Their encryption key is durable when this function returns.
 
     Raises:
-        UsageError: a part is too large.
-        StoreError: the key could not be written.
+        UsageError: If a part is too large.
+        StoreError: If the key could not be written.
     """
     cipher = guard.begin_pack(WRITER, head.release) if guard is not None and guard.encrypts else None
     encoded = []
@@ -256,8 +256,8 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
     """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or belongs to another path or store.
-        StoreError: a later version of Snapline wrote the file.
+        DamagedDataError: If the file is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the file.
     """
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
     with store_files.decoding(path):
@@ -273,8 +273,8 @@ def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
     """Return the outputs contained in a part that `decode_part` has checked.
 
     Raises:
-        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
-        StoreError: the part is not encrypted although there is a key, or is encrypted although there is no key.
+        DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
+        StoreError: If the part is not encrypted although there is a key, or is encrypted although there is no key.
     """
     data = open_data(
         body.data,

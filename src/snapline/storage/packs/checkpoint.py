@@ -94,8 +94,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Effects of an agent: the latest finished ones and those of the current turn, both in order from oldest to newest, and the open
-    one."""
+    """Effects of an agent: the latest finished effects and the current turn's effects, both from oldest to newest, and the open effect."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []
@@ -449,7 +448,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def outputs(self) -> SavedOutputs:
-        """Outputs of the agent. No output file of an earlier epoch contains the pending ones."""
+        """Outputs of the agent. No output file of an earlier epoch contains the pending outputs."""
         return self.saved_outputs or NO_OUTPUTS
 
     @property
@@ -540,8 +539,8 @@ def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
     """Return the checkpoint encoded in `blob`, whose digest the caller has checked.
 
     Raises:
-        StoreError: this release of Snapline cannot read the version of the checkpoint.
-        DamagedDataError: `blob` is not a checkpoint.
+        StoreError: If this release of Snapline cannot read the version of the checkpoint.
+        DamagedDataError: If `blob` is not a checkpoint.
     """
     try:
         version, fields = _envelope_decoder.decode(blob)

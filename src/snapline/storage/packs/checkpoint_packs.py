@@ -56,7 +56,7 @@ def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) ->
     """Return the keyring that decrypts the blobs of the pack at `path`, which was written under the key `key_id`.
 
     Raises:
-        StoreError: the store has no key with this id.
+        StoreError: If the store has no key with this id.
     """
     name = layout.parse_any_pack_path(path)
     if guard is None or name is None:
@@ -69,7 +69,7 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
     """Return the index of a pack that a host reported.
 
     Raises:
-        DamagedDataError: the file is missing, or differs from the reported file.
+        DamagedDataError: If the file is missing, or differs from the reported file.
     """
     with store_files.reading(disk, reference.path, epoch=epoch):
         size_bytes = disk.size(reference.path)
@@ -261,8 +261,8 @@ def gather(
     epoch.
 
     Raises:
-        DamagedDataError: a pack is missing, or differs from the reported pack.
-        StoreError: a reused chunk is not in the base epoch.
+        DamagedDataError: If a pack is missing, or differs from the reported pack.
+        StoreError: If a reused chunk is not in the base epoch.
     """
     return _Gathering(disk, store_id, epoch, read_base).run(references)
 

@@ -447,7 +447,7 @@ class Survey:
         return [path for _, path in sorted(sparse)] if dead_bytes >= DEAD_BYTES_MIN else []
 
     def _blob_bytes(self, path: str) -> int:
-        """Return the total bytes of a pack's blobs, including dead ones. Return 0 if the pack must be skipped or is certainly not sparse.
+        """Return the total bytes of a pack's blobs, including dead blobs. Return 0 if the pack must be skipped or is certainly not sparse.
 
         For most packs, the file's length shows that they are not sparse. For other packs, the index is read: in a pack of tiny blobs,
         headers and index take most of the space, and moving the blobs gains nothing.

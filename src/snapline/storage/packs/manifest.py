@@ -13,8 +13,7 @@ The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in t
 of the record covers everything.
 
 An agent's checkpoint lists its chunks, and the root covers this list because it covers the checkpoint's digest. The manifest contains the
-location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier
-epochs, but not of later ones. Files of version 1 have no chunks, and name only packs of their own epoch.
+location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier epochs, but no packs of later epochs. Files of version 1 have no chunks, and name only packs of their own epoch.
 
 The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
@@ -92,7 +91,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ordinals: map from each agent to its index in the vectors of its protocol. Only agents that checkpoint independently have one. Files
             omit an empty map.
         next_ordinal: lowest index above all indexes that an agent of the fleet has ever used. Files omit 0.
-        validity: what was proven when the epoch was committed. Later findings are not recorded in the manifest.
+        validity: statement of the properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
 
     epoch: int
@@ -285,7 +284,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
     Raises:
         DamagedDataError: If a digest does not match, or the root or a line is invalid.
-        StoreError: the file has another version.
+        StoreError: If the file has another version.
     """
     body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
     try:
@@ -497,8 +496,8 @@ def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None =
     """Return the root that the ref of `epoch` names. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
-        UnsignedRefError: the ref is not signed as the guard requires.
+        DamagedDataError: If the ref is missing, damaged, or belongs to another store or epoch.
+        UnsignedRefError: If the ref is not signed as the guard requires.
     """
     path = ref_path(epoch)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)

@@ -17,8 +17,8 @@ other packs of the same writer and epoch (`others`), which exist because one pac
 
 **A blob** is a self-contained header followed by the stored bytes.
 
-    magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
-    | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
+    magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plaintext size (u64)
+    | digest of the plaintext (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
 Integers are little-endian. The check is the first 16 bytes of BLAKE3 over the preceding part of the header. So a scan for the magic finds
 every blob of a pack that lost its footer, and distinguishes an intact blob from a damaged one. There are two digests because compressed
@@ -241,7 +241,7 @@ def decode_blob(
 
     Raises:
         DamagedDataError: If the blob is damaged. The message names `path`, `epoch` and the agent.
-        StoreError: the blob is not encrypted although there is a key, or is encrypted although there is no key.
+        StoreError: If the blob is not encrypted although there is a key, or is encrypted although there is no key.
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
@@ -515,8 +515,8 @@ def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) 
     The blobs are not read, but they must fill the file without a gap. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: some bytes differ from the bytes that were written.
-        StoreError: the pack has another version.
+        DamagedDataError: If some bytes differ from the bytes that were written.
+        StoreError: If the pack has another version.
     """
     name = layout.parse_any_pack_path(path)
     epoch = None if name is None else name.epoch

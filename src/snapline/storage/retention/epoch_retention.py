@@ -12,9 +12,9 @@ The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs
 cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only that
 process may publish. Otherwise another process could create a ref during the sweep.
 
-**The policy.** The policy also keeps snapshots that no recovery needs: the last ones, one an hour, one a day, manual ones, and held ones.
-The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest does not help
-somebody who finds out on Tuesday what went wrong on Sunday.
+**The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
+and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest
+does not help somebody who finds out on Tuesday what went wrong on Sunday.
 
 The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
@@ -61,7 +61,7 @@ map for later deletions. Entries of deleted manifests are dropped."""
 
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
-    """Delete one published epoch; see `Store.delete_epoch`."""
+    """Delete one published epoch. See `Store.delete_epoch`."""
     manifests, packs = _files_of_epoch(disk, store_id, epoch, notes)
     removed = store_files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
@@ -87,7 +87,7 @@ def delete_unreferenced(
     open_epochs: frozenset[int],
     open_writers: frozenset[str],
 ) -> list[str]:
-    """Delete files that no ref needs; see `Store.delete_unreferenced`."""
+    """Delete files that no ref needs. See `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
     sweep.find_needed()
     removed = store_files.unlink(disk, sweep.manifests_to_delete())
@@ -136,8 +136,8 @@ class _NamedPacks:
     A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
 
     Attributes:
-        kept_up_to: highest epoch with a ref whose manifest is damaged, or -1 if there is none. Packs of that epoch and all earlier ones are
-            kept.
+        kept_up_to: highest epoch with a ref whose manifest is damaged, or -1 if there is none. Packs of that epoch and of all earlier
+            epochs are kept.
     """
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
@@ -256,7 +256,7 @@ class _Sweep:
         return old_files
 
     def remove_empty_directories(self) -> None:
-        """Remove empty directories of packs, except those of writers that may be in use."""
+        """Remove empty pack directories, except the directories of writers that may be in use."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):
@@ -361,7 +361,7 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
     taken from `default`.
 
     Raises:
-        UsageError: a name is unknown or given twice, or a number is missing or out of range.
+        UsageError: If a name is unknown or given twice, or a number is missing or out of range.
     """
     numbers: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -386,7 +386,7 @@ def parse_duration_s(text: str) -> int:
     seconds.
 
     Raises:
-        UsageError: `text` is not a duration.
+        UsageError: If `text` is not a duration.
     """
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:

@@ -84,8 +84,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are those of a pin and the tag's
-    name."""
+    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are the tag's name and the fields of a pin."""
 
     name: str
     maker: str
@@ -147,9 +146,9 @@ def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> P
     `token` must be 32 random hexadecimal digits, different for each call. The same holds for the functions below.
 
     Raises:
-        NotFoundError: there is no such snapshot.
-        StoreError: the snapshot is being deleted, or the disk failed.
-        UsageError: there are already `HOLDS_MAX` pins.
+        NotFoundError: If there is no such snapshot.
+        StoreError: If the snapshot is being deleted, or the disk failed.
+        UsageError: If there are already `HOLDS_MAX` pins.
     """
     return _run(pin_steps(disk, store_id, epoch, token=token, now_s=now_s))
 
@@ -198,7 +197,7 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
     """Return one pin for each pinned epoch, in ascending order of epochs.
 
     Raises:
-        DamagedDataError: a pin cannot be read.
+        DamagedDataError: If a pin cannot be read.
     """
     pins: dict[int, Pin] = {}
     for path in _paths(disk, PINS):
@@ -218,7 +217,7 @@ def list_tags(disk: Disk, store_id: str) -> list[Tag]:
     """Return the tags, sorted by name.
 
     Raises:
-        DamagedDataError: a tag cannot be read.
+        DamagedDataError: If a tag cannot be read.
     """
     paths = [path for path in _paths(disk, TAGS) if parse_tag_path(path) is not None]
     return [record for path in paths if (record := _read(disk, path, Tag, store_id)) is not None]
@@ -228,7 +227,7 @@ def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
     """Return the epoch that the tag `name` names, or None if `name` is invalid or there is no such tag.
 
     Raises:
-        DamagedDataError: the tag cannot be read.
+        DamagedDataError: If the tag cannot be read.
     """
     path = f"{TAGS}/{name}"
     record = None if parse_tag_path(path) is None else _read(disk, path, Tag, store_id)
@@ -327,7 +326,7 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
     If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or its name is not valid in these directories.
+        DamagedDataError: If the file is damaged, or its name is not valid in these directories.
     """
     if not _is_claim(path):
         raise damaged(path, "no file of a snapline store has this name")

@@ -22,7 +22,7 @@ words and a last word.
 
 A header lists the earlier segments that are in use, and the length of each (`alive`). Bytes beyond that length were never acknowledged, and
 segments that are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may
-be torn. A new segment replaces older ones at the moment its file gets its name.
+be torn. A new segment replaces older segments at the moment its file gets its name.
 
 Where the store is encrypted, each segment has its own key, derived from the segment's random id, as for packs. This key encrypts the
 objects, and the contents of commits, which include names. Each encryption is numbered by offset and bound to its location.
@@ -177,8 +177,8 @@ def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentH
     """Return the header in a segment's first record.
 
     Raises:
-        DamagedDataError: the header is damaged, or belongs to another path or store.
-        StoreError: a later version of Snapline wrote the header.
+        DamagedDataError: If the header is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the header.
     """
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
     with store_files.decoding(path):
@@ -244,8 +244,8 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
     """Return an object's plaintext, after every check (G11).
 
     Raises:
-        DamagedDataError: the bytes differ from the bytes that were written.
-        StoreError: the bytes are encrypted although there is no key, or are not encrypted although there is a key.
+        DamagedDataError: If the bytes differ from the bytes that were written.
+        StoreError: If the bytes are encrypted although there is no key, or are not encrypted although there is a key.
     """
     path = header.path
     if len(stored) != line.stored_bytes:
@@ -362,7 +362,7 @@ class ObjectStreamSegments:
         """Begin the next segment with a commit. `alive` lists the earlier segments that are still needed. See `append`.
 
         Raises:
-            ObjectStreamInUseError: another process has already begun this segment.
+            ObjectStreamInUseError: If another process has already begun this segment.
         """
         self.close()
         number = self._newest + 1
@@ -439,8 +439,8 @@ class ObjectStreamSegments:
         """Yield the commits of a segment, in the form that `append` returns. If `end` is None, stop before the first incomplete commit.
 
         Raises:
-            DamagedDataError: acknowledged bytes differ from the bytes that were written.
-            StoreError: the segment is encrypted although there is no key, or is not encrypted although there is a key.
+            DamagedDataError: If acknowledged bytes differ from the bytes that were written.
+            StoreError: If the segment is encrypted although there is no key, or is not encrypted although there is a key.
         """
         header = self._header(number)
         yield from read_commits(self._disk, header, self._guard, end=end)

@@ -287,9 +287,9 @@ class ObjectStream:
         """Open the stream `name`. Create the stream if it does not exist.
 
         Raises:
-            ObjectStreamInUseError: another process, or another object of this process, already has the stream open.
-            DamagedDataError: some stored bytes differ from the bytes that were written, or referenced objects are missing.
-            UsageError: the store is an object store that overwrites existing objects.
+            ObjectStreamInUseError: If another process, or another object of this process, already has the stream open.
+            DamagedDataError: If some stored bytes differ from the bytes that were written, or referenced objects are missing.
+            UsageError: If the store is an object store that overwrites existing objects.
         """
         disk = store.disk
         if not creates_only(disk):
@@ -363,8 +363,8 @@ class ObjectStream:
         """Return the objects with these digests, each checked against its digest.
 
         Raises:
-            NotFoundError: one of the objects is no longer stored.
-            DamagedDataError: the bytes of an object differ from the bytes that were written.
+            NotFoundError: If one of the objects is no longer stored.
+            DamagedDataError: If the bytes of an object differ from the bytes that were written.
         """
         contents: dict[bytes, bytes] = {}
         wanted = set(digests)
@@ -387,8 +387,8 @@ class ObjectStream:
         Raises:
             StaleReferenceError: If the change refers to objects that are not stored. Nothing was changed.
             StoreError: If the disk failed. The next opening of the stream shows whether the change is stored.
-            ObjectStreamInUseError: another process has written to the stream.
-            UsageError: the stream is closed, or was opened by the parent of this process.
+            ObjectStreamInUseError: If another process has written to the stream.
+            UsageError: If the stream is closed, or was opened by the parent of this process.
         """
         waiting = _PendingChange(change)
         with self._index_lock:

@@ -12,7 +12,7 @@ Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
 
     key-encryption key (a file of the operator)  wraps
       digest key (one per store)                 keys the digests of plaintext
-      data key (one per writer, which means per start of a host; created at the writer's first pack)
+      data key (one per writer and so per host start, created at the writer's first pack)
         pack key = HKDF(data key, pack id)       encrypts the blobs of one pack
 
 A key's record is durable before `begin_pack` returns, so a pack that is visible after a crash always has its key. Keys are read when they
@@ -122,7 +122,7 @@ class Protection:
         """Return the 32-byte BLAKE3 digest of a blob's plaintext, which is keyed if this store is encrypted.
 
         Raises:
-            StoreError: the digest key had to be created, but could not be written.
+            StoreError: If the digest key had to be created, but could not be written.
         """
         if not self.encrypts:
             return digest_of(data)
@@ -136,8 +136,8 @@ class Protection:
             pack_id: random id that was never used before. The pack's key is derived from it, so it must be unique.
 
         Raises:
-            UsageError: there is no key, or the pack was begun before.
-            StoreError: the key could not be written.
+            UsageError: If there is no key, or the pack was begun before.
+            StoreError: If the key could not be written.
         """
         if not self.encrypts:
             raise UsageError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
@@ -154,7 +154,7 @@ class Protection:
 
         Raises:
             StoreError: If no given key file unwraps that key. The message names the required file.
-            DamagedDataError: the key is missing or damaged.
+            DamagedDataError: If the key is missing or damaged.
         """
         if not is_data_key_id(key_id):
             raise StoreError(
@@ -222,8 +222,8 @@ class Protection:
         """Return a signature of `message` where refs are signed. Otherwise return its digest under a key derived from the digest key.
 
         Raises:
-            UsageError: refs are verified, but no private key is given.
-            StoreError: the digest key could not be written.
+            UsageError: If refs are verified, but no private key is given.
+            StoreError: If the digest key could not be written.
         """
         return self.sign(message) if self.verifies else self._tag(message)
 
@@ -292,8 +292,8 @@ def load_protection(
 
     Raises:
         StoreKeyError: If the store is encrypted and `keys` lacks its key file, or the store is not encrypted but there is a key file.
-        DamagedDataError: the store's digest key is missing or damaged.
-        UsageError: the package `cryptography` is needed but missing.
+        DamagedDataError: If the store's digest key is missing or damaged.
+        UsageError: If the package `cryptography` is needed but missing.
     """
     if keys.wrapping:
         require_package()

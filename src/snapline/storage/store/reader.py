@@ -72,8 +72,8 @@ class StoreReader:
         """Return the result of `read`. If `read` finds damage, read the store's id and call `read` again. Only repeated damage counts.
 
         Raises:
-            DamagedDataError: the damage persists.
-            StoreError: the store is unavailable, or `read` raised this error.
+            DamagedDataError: If the damage persists.
+            StoreError: If the store is unavailable, or `read` raised this error.
         """
         try:
             return read()
@@ -99,7 +99,7 @@ class StoreReader:
         """Return the manifest that has this root. If `epoch` is given, the manifest must be of that epoch, and errors name the epoch.
 
         Raises:
-            DamagedDataError: the manifest is missing or damaged.
+            DamagedDataError: If the manifest is missing or damaged.
         """
         return read_manifest(self._disk, layout.check_root(root), epoch=epoch)
 
@@ -107,7 +107,7 @@ class StoreReader:
         """Return the checkpoint of one agent, after checking every digest (G11).
 
         Raises:
-            NotFoundError: the agent is not in this epoch.
+            NotFoundError: If the agent is not in this epoch.
             DamagedDataError: If the checkpoint is damaged. The message names file, epoch and agent.
         """
         return self._read_line(manifest, manifest.line_of(agent))
@@ -153,9 +153,9 @@ class StoreReader:
         reported.
 
         Raises:
-            NotFoundError: the pack lacks one of the wanted checkpoints.
+            NotFoundError: If the pack lacks one of the wanted checkpoints.
             DamagedDataError: If the pack is missing or damaged. The message names the file, and also the agent if one blob is damaged.
-            UsageError: the path is not the path of a checkpoint pack.
+            UsageError: If the path is not the path of a checkpoint pack.
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
@@ -192,8 +192,8 @@ class StoreReader:
         Verification changes nothing, and may run while a fleet uses the store.
 
         Raises:
-            NotFoundError: there is no such epoch.
-            StoreError: the store is unavailable.
+            NotFoundError: If there is no such epoch.
+            StoreError: If the store is unavailable.
         """
         with store_files.reading(self._disk, layout.EPOCH_REFS):
             if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
@@ -215,7 +215,7 @@ class StoreReader:
         the seals.
 
         Raises:
-            StoreError: the store cannot be read.
+            StoreError: If the store cannot be read.
         """
         return self._log_reader.read_logs()
 
@@ -237,7 +237,7 @@ class StoreReader:
         without a key has restored it. Callers that deliver logs to agents must not read such a batch.
 
         Raises:
-            StoreError: as in `missing_batches`.
+            StoreError: As in `missing_batches`.
         """
         return self._log_reader.exclude_deleted(logs)
 
@@ -253,7 +253,7 @@ class StoreReader:
             newest: map from log to the highest number that is known to be appended.
 
         Raises:
-            StoreError: the store cannot be read, or somebody without a key has recorded deletions.
+            StoreError: If the store cannot be read, or somebody without a key has recorded deletions.
         """
         return self._log_reader.missing_batches(batches, newest)
 
@@ -271,7 +271,7 @@ class StoreReader:
         """Return the epochs whose output releases are kept, in ascending order. The releases are durable when this function returns.
 
         Raises:
-            StoreError: the store cannot be read.
+            StoreError: If the store cannot be read.
         """
         return self._output_reader.epochs()
 
@@ -279,7 +279,7 @@ class StoreReader:
         """Return all outputs released with an epoch.
 
         Raises:
-            NotFoundError: there is no such release, or it was deleted.
+            NotFoundError: If there is no such release, or it was deleted.
             DamagedDataError: If the release is damaged. The message names its path.
             StoreError: If the store cannot be read, or the release is encrypted differently from the store.
         """
@@ -300,9 +300,9 @@ class StoreReader:
         the result of `output_epochs`, if the caller has it.
 
         Raises:
-            UsageError: `after` is not a cursor of this store.
-            NotFoundError: If outputs after the cursor were deleted. The message names the epoch of the oldest remaining ones.
-            DamagedDataError, StoreError: as in `read_release`.
+            UsageError: If `after` is not a cursor of this store.
+            NotFoundError: If outputs after the cursor were deleted. The message names the epoch of the oldest remaining outputs.
+            DamagedDataError, StoreError: As in `read_release`.
         """
         return self._output_reader.batches(after, epochs)
 
@@ -315,8 +315,8 @@ class StoreReader:
 
         Raises:
             DamagedDataError: If the probe is missing or damaged. If it is missing, this may be another store.
-            UsageError: the path is not the path of a probe.
-            StoreKeyError: this process encrypts, but the process that wrote the probe does not.
+            UsageError: If the path is not the path of a probe.
+            StoreKeyError: If this process encrypts, but the process that wrote the probe does not.
         """
         layout.check_probe(path)
         if self._guard is not None and self._guard.encrypts and not list_keys(self._disk):
@@ -337,8 +337,8 @@ class StoreReader:
         """Read and check the footer and index of a reported pack, and return the index's entries. The blobs themselves are not read.
 
         Raises:
-            DamagedDataError: the file is missing, or differs from the reported file.
-            UsageError: the path is not the path of a pack.
+            DamagedDataError: If the file is missing, or differs from the reported file.
+            UsageError: If the path is not the path of a pack.
         """
         epoch = epoch_of_pack(reference.path)
         return checkpoint_packs.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries

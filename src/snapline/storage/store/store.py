@@ -141,11 +141,11 @@ class Store(StoreReader):
         If neither `keys` nor `disk` is given, the keys come from the environment (docs/protection.md).
 
         Raises:
-            StoreMissingError: there is no store at this location.
-            DamagedDataError: the store's identity file is damaged.
-            StoreKeyError: the store's key is missing, or a given key is superfluous or not the store's.
+            StoreMissingError: If there is no store at this location.
+            DamagedDataError: If the store's identity file is damaged.
+            StoreKeyError: If the store's key is missing, or a given key is superfluous or not the store's.
             StoreError: If the object store is unreachable or returns wrong bytes.
-            UsageError: the scheme is unknown.
+            UsageError: If the scheme is unknown.
         """
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -187,7 +187,7 @@ class Store(StoreReader):
         """Create a new store durably.
 
         Raises:
-            UsageError: the location already contains a store or other files.
+            UsageError: If the location already contains a store or other files.
         """
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -233,7 +233,7 @@ class Store(StoreReader):
 
         Raises:
             StoreError: If the disk is full or failed. Only garbage remains, and a repeated call writes another file.
-            UsageError: a name is invalid, or an agent is a duplicate.
+            UsageError: If a name is invalid, or an agent is a duplicate.
         """
         name = self._pack_name(writer, epoch)
         all_blobs = itertools.chain(chunks, _checkpoints(blobs))
@@ -271,9 +271,9 @@ class Store(StoreReader):
         `bases` maps each epoch whose chunks may be reused to its root.
 
         Raises:
-            DamagedDataError: a pack is missing, or differs from the reported pack.
-            StoreError: a reused chunk is not in its base epoch, or the base epoch is not in `bases`.
-            UsageError: a path is not the path of a pack.
+            DamagedDataError: If a pack is missing, or differs from the reported pack.
+            StoreError: If a reused chunk is not in its base epoch, or the base epoch is not in `bases`.
+            UsageError: If a path is not the path of a pack.
         """
         for reference in references:
             epoch_of_pack(reference.path)
@@ -292,8 +292,8 @@ class Store(StoreReader):
         """Write the manifest durably, and return its root. Writing the same manifest again succeeds.
 
         Raises:
-            UsageError: the manifest is inconsistent.
-            StoreError: the disk failed, or another manifest has this root.
+            UsageError: If the manifest is inconsistent.
+            StoreError: If the disk failed, or another manifest has this root.
         """
         root, data = encode_manifest(manifest)
         epoch = manifest.metadata.epoch
@@ -314,7 +314,7 @@ class Store(StoreReader):
 
         Raises:
             StoreError: If the epoch has another root, which means that two fleets use this store, or if the manifest is missing.
-            DamagedDataError: the existing ref is damaged.
+            DamagedDataError: If the existing ref is damaged.
         """
         path = layout.ref_path(epoch)
         manifest = layout.manifest_path(root, find_generation(self._disk, root))
@@ -348,7 +348,7 @@ class Store(StoreReader):
         needs none.
 
         Raises:
-            UsageError: the batch is invalid, or larger than `log_record.BATCH_BYTES_MAX`.
+            UsageError: If the batch is invalid, or larger than `log_record.BATCH_BYTES_MAX`.
             StoreError: If the key could not be written, or if batches are signed and `certificate` is not valid for this log.
         """
         return self._log_writer.prepare(log, number, batch, certificate)
@@ -409,7 +409,7 @@ class Store(StoreReader):
         The first call creates the consumer. The cursor may be empty.
 
         Raises:
-            UsageError: the name is invalid, or `cursor` is not a cursor of this store.
+            UsageError: If the name is invalid, or `cursor` is not a cursor of this store.
             StoreError: If the position could not be written. Repeat the call.
         """
         return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)

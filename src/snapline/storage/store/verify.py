@@ -82,7 +82,7 @@ class Verification(msgspec.Struct):
     """Outcome of a verification.
 
     Attributes:
-        checked: all files that were read, including damaged ones.
+        checked: all files that were read, including damaged files.
         findings: the problems that were found. The list is empty if the store is intact.
         unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary files.
             Such files are garbage, or belong to an epoch that is being written. They are not damage.

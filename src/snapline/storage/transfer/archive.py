@@ -73,9 +73,9 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
     """Open an archive for the duration of the block.
 
     Raises:
-        NotFoundError: the file does not exist.
-        DamagedDataError: the file is damaged, or not an archive.
-        StoreError: the file cannot be read.
+        NotFoundError: If the file does not exist.
+        DamagedDataError: If the file is damaged, or not an archive.
+        StoreError: If the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -302,10 +302,10 @@ def write_archive(
     """Write snapshots of `store`, which may be in use, to a new file. The file is verified and durable when this function returns.
 
     Raises:
-        UsageError: the file exists, no epoch was given, or a pack is too large.
-        NotFoundError: an epoch does not exist, or was deleted meanwhile.
-        DamagedDataError: some bytes in the store differ from the bytes that were written.
-        StoreError: the disk failed.
+        UsageError: If the file exists, no epoch was given, or a pack is too large.
+        NotFoundError: If an epoch does not exist, or was deleted meanwhile.
+        DamagedDataError: If some bytes in the store differ from the bytes that were written.
+        StoreError: If the disk failed.
     """
     if not epochs:
         raise UsageError("an archive holds one snapshot at least: name one")
@@ -429,7 +429,7 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_flee
     environment. `snapshot_copy.copy_epoch` describes further errors and the caller's duties.
 
     Raises:
-        NotFoundError: the file does not exist.
+        NotFoundError: If the file does not exist.
         DamagedDataError: If some bytes in the archive differ from the bytes that were written. Nothing was copied.
     """
     with reading_archive(path) as disk:

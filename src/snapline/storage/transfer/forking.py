@@ -101,8 +101,8 @@ def write_fork(
         begin_again: first remove the files of an unfinished fork at `target`.
 
     Raises:
-        UsageError: `target` contains a store or other files, or an unfinished fork without `begin_again`.
-        DamagedDataError: some bytes in `source` differ from the bytes that were written.
+        UsageError: If `target` contains a store or other files, or an unfinished fork without `begin_again`.
+        DamagedDataError: If some bytes in `source` differ from the bytes that were written.
         StoreError: If a disk failed. Only files that `begin_again` removes remain.
     """
     root = source.read_ref(epoch)
@@ -256,7 +256,7 @@ def _moved(line: AgentLine, entry: BlobEntry, pack: int) -> AgentLine:
 
 
 def with_digests(checkpoint: AgentCheckpoint, digests: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the digests of its chunks replaced. `digests` maps old digests to new ones."""
+    """Return the checkpoint with the digests of its chunks replaced. `digests` maps old digests to new digests."""
     if all(digests[digest] == digest for digest in checkpoint.digests()):
         return checkpoint
     journal = checkpoint.journal_part
@@ -309,8 +309,8 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
     Inputs that hosts accept meanwhile may be missing. Gaps occur where no kept epoch of the fleet needs an input.
 
     Raises:
-        DamagedDataError: the bytes of a batch differ from the bytes that were written.
-        StoreError: the store cannot be read, or somebody without a key has written or removed a batch.
+        DamagedDataError: If the bytes of a batch differ from the bytes that were written.
+        StoreError: If the store cannot be read, or somebody without a key has written or removed a batch.
     """
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):

@@ -108,7 +108,7 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     `checked` contains the paths of packs that were already read, which are skipped. Packs that this call reads are added to it.
 
     Raises:
-        NotFoundError: the epoch does not exist.
+        NotFoundError: If the epoch does not exist.
         DamagedDataError: If a file is damaged. The message names the first such file.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
@@ -246,10 +246,10 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool
         is_fleet_store: the caller knows that a fleet writes to `target`, even if the fleet has not written anything yet.
 
     Raises:
-        NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
-        DamagedDataError: some bytes in `source` differ from the bytes that were written, or an earlier attempt left a damaged copy.
+        NotFoundError: If the epoch is not in `source`, or was deleted meanwhile.
+        DamagedDataError: If some bytes in `source` differ from the bytes that were written, or an earlier attempt left a damaged copy.
         UsageError: If `target` cannot accept the snapshot, because it is the store of a fleet or its digests differ.
-        StoreError: `target` has another snapshot under this number, or a disk failed.
+        StoreError: If `target` has another snapshot under this number, or a disk failed.
     """
     root = source.read_ref(epoch)
     existing_root = _root_in(target, epoch)
@@ -570,7 +570,7 @@ def move_epochs(
 
     Raises:
         DamagedDataError: If bytes of a snapshot or its copy differ from the bytes that were written. The snapshot was not removed.
-        others: same as in `copy_epoch`.
+        others: Same as in `copy_epoch`.
     """
     wanted = sorted(set(epochs))
     if holds is not None:
