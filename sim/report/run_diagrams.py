@@ -132,7 +132,7 @@ def tracks_of(
 
 
 def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[int, int]) -> Iterator[Alarm]:
-    """Yield the first violation if it is inside the window."""
+    """Yield an alarm for the first violation if the violation is inside the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
             words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
@@ -140,13 +140,15 @@ def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[in
 
 
 EVENTS_MAX = 10_000
-"""Maximum number of events in a diagram; more events are unreadable and produce a file of many megabytes."""
+"""Maximum number of events in a diagram. With more events, the diagram would be unreadable and its file would have many
+megabytes.
+"""
 
 LANES_MAX = 60
-"""Maximum number of agents in a diagram; more do not fit on a page."""
+"""Maximum number of agents in a diagram. More agents do not fit on a page."""
 
 CUTS_MAX = 40
-"""Maximum number of complete epochs, and of recoveries, in a diagram; the last ones are drawn."""
+"""Maximum number of complete epochs, and of recoveries, in a diagram. If there are more, only the last are drawn."""
 
 AFTER_SHARE = 5
 """At most one fifth of the window's events come after the violation, because the causes before it matter more."""
