@@ -26,8 +26,8 @@ the previous chunks.
 
 The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution is shifted
 out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and can be computed for all places at
-once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, which takes five steps. Without NumPy a plain
-loop gives the same numbers, some fifty times slower.
+once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, which takes five steps. Without NumPy, a plain
+loop computes the same numbers about fifty times slower.
 
 A place is a *candidate* if its hash is small. The cut is made, depending on the distance from the beginning of the chunk,
 
@@ -45,8 +45,9 @@ stored again after an upgrade, since chunks are found by their digests.
 
 **Sealed journals.** A checkpoint contains the journal of a durable turn as sealed runs of entries, which are chunks. The problem: a turn of
 thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are *sealed* in runs, beginning with
-the oldest. A run becomes a chunk: it is written once, and later checkpoints name it, like an unchanged chunk of a state. Code that stores,
-copies, checks or deletes chunks needs no change. The remaining entries, which are fewer than a run, are stored in the turn itself.
+the oldest. A run becomes a chunk: it is written once, and later checkpoints name it, like an unchanged chunk of a state. So code that
+stores, copies, checks or deletes chunks need not treat journals specially. The remaining entries, which are fewer than a run, are stored in
+the turn itself.
 
 Invariant: the entries alone determine the end of a run. So a restored journal is cut at the same places again, and its chunks are already
 in the store. If another release cuts at other places, the entries are only stored once more.

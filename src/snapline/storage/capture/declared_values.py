@@ -8,9 +8,9 @@ its annotation:
 - A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
 - Classes with a `__post_init__` may change their arguments. Their values are encoded, decoded and encoded again.
 
-Two kinds of values are allowed although their class differs, since the restored values are equal and behave alike. An `int` may be stored
-where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. Both are restored as the
-declared type. `cached_property` values are not saved, because they are computed again.
+Two kinds of values are allowed although their class differs from the declared class, since the restored values are equal and behave alike.
+An `int` may be stored where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. Both
+are restored as the declared type. `cached_property` values are not saved, because they are computed again.
 
 Nodes are compiled once for each declared type. The traversal checks the classes of all items or fields at once, at C speed, and inspects
 values only where a rule requires it. The traversal runs before the bytes are used, on the thread that encodes. For a `History`, only

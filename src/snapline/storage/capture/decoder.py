@@ -464,7 +464,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run of compressed or encrypted chunks, which must be copied."""
+        """Read a run of compressed or encrypted chunks, whose plaintext must be copied."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))

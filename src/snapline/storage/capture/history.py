@@ -27,7 +27,7 @@ bytes each time.
 
 So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size of a segment. A
 segment of M/2 or more is *full* and is never merged again. All other segments are *open* and are divided into tiers, each for segments
-eight times as large as the tier below. Only the segments after the last full one are merged:
+eight times as large as the tier below. Only the segments after the last full segment are merged:
 
     if the last eight or more segments are of one tier or lower tiers     merge them into one
     if the open segments together exceed M                                merge the first of them into a full one

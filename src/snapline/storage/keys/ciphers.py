@@ -18,8 +18,8 @@ key, and is compared after unwrapping.
 
 **Signatures** over refs and host logs are Ed25519 signatures. An epoch counts as a snapshot if a ref points to it, and the ref's root
 covers the whole epoch. So one signature over store, epoch and root authenticates the whole snapshot. Without the private key, nobody can
-create or change a snapshot, or move it to another store or another number. Ed25519 draws no random number, so every leader with the same
-key writes the same ref, as racing leaders must (`Store.publish`).
+create or change a snapshot, or move it to another store or another number. Ed25519 signatures are deterministic, so every leader with the
+same key writes the same ref, as racing leaders must (`Store.publish`).
 
 Hosts do not have the private key. Each host creates its own key, and the coordinator signs the key's public half for each log that the host
 opens (`log_message`). This signature is the log's certificate, which every batch contains.

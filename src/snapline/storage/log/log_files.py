@@ -39,11 +39,11 @@ seal: the process that made that seal may have died before it sealed the numbers
 seals are harmless.
 
 **Deleting** removes neither seals nor the entry with the highest number. If a log has the mark `sealing` but not `sealed`, the deleter
-deletes nothing from it. Otherwise a listing could miss two batches: the old highest one, deleted after a higher one was appended, and the
-new highest one. The seal would then take a number in the middle, and the appender would continue above the seal. This rule prevents that.
-The deleter finds a higher number in its listing before it looks for the mark. If the mark is absent, the sealer lists the log later and
-finds that higher number too. So the number that was highest when the sealer began to list still exists when the sealer ends, and stops the
-sealer on its way down.
+deletes nothing from it. Otherwise a listing could miss two batches: the previous highest batch, which was deleted after a higher one was
+appended, and the new highest batch. The seal would then get a number below the newest batch, and the appender would continue above the
+seal. This rule prevents that. The deleter finds a higher number in its listing before it looks for the mark. If the mark is absent, the
+sealer lists the log later and finds that higher number too. So the number that was highest when the sealer began to list still exists when
+the sealer ends, and stops the sealer on its way down.
 
 Where the store is signed or encrypted, deletions are recorded before the batches are deleted.
 

@@ -1,7 +1,7 @@
 """Compaction moves live blobs out of packs that are mostly dead, and merges small packs.
 
-The problem: a pack is deleted only when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead chunks. If an
-epoch's chunks were written during many epochs, they are spread over as many files.
+The problem: a pack is deleted only when no manifest names it. If one chunk of a pack is reused for weeks, the pack and all its dead chunks
+are kept. If an epoch's chunks were written during many epochs, they are spread over as many files.
 
 The model: files are written once. A manifest `<root>.<g>` lists the contents of the epoch with this root, and their locations. Each later
 generation `g` of the manifest lists the same contents at other locations. A blob is *live* if the newest generation of a published epoch
@@ -43,7 +43,7 @@ Two processes. Only the leader compacts, but a deposed leader may not know that 
   is missing nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid
   again. Meanwhile readers try the other generations (`other_generations`).
 
-All this assumes that no process stops for longer than `GRACE_S` between reading and acting.
+All these rules assume that no process stops for longer than `GRACE_S` between reading and acting.
 
 This module carries G4 (each published root keeps an intact generation), G7, which compaction must not break, and G11 (every copied byte is
 checked).

@@ -13,7 +13,8 @@ The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in t
 of the record covers everything.
 
 An agent's checkpoint lists its chunks, and the root covers this list because it covers the checkpoint's digest. The manifest contains the
-location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier epochs, but no packs of later epochs. Files of version 1 have no chunks, and name only packs of their own epoch.
+location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier
+epochs, but no packs of later epochs. Files of version 1 have no chunks, and name only packs of their own epoch.
 
 The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
@@ -91,7 +92,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ordinals: map from each agent to its index in the vectors of its protocol. Only agents that checkpoint independently have one. Files
             omit an empty map.
         next_ordinal: lowest index above all indexes that an agent of the fleet has ever used. Files omit 0.
-        validity: statement of the properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
+        validity: properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
 
     epoch: int

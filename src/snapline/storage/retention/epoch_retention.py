@@ -14,7 +14,7 @@ process may publish. Otherwise another process could create a ref during the swe
 
 **The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
 and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest
-does not help somebody who finds out on Tuesday what went wrong on Sunday.
+snapshot does not help somebody who finds out on Tuesday what went wrong on Sunday.
 
 The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 

@@ -20,8 +20,8 @@ looks for the other side's flag:
 | if refused: remove the file created in step 2 | 5. remove the intent created in step 1 |
 
 Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, and one
-of them finds it. Otherwise the pinner's step 3 finds the intent, unless the deleter has already removed the intent. If that
-deleter deleted the epoch, it removed the ref before the intent, so the pinner's step 4 finds the ref missing. **Step 3 must come before step 4.**
+of them finds it. Otherwise the pinner's step 3 finds the intent, unless the deleter has already removed the intent. If that deleter deleted
+the epoch, it removed the ref before the intent, so the pinner's step 4 finds the ref missing. **Step 3 must come before step 4.**
 
 Each process creates its own files, with random names for pins and intents. A refused pinner removes only its own pin, and a deleter only
 its own intent. So several processes may pin one epoch and several may delete it at the same time. Only one process can create a tag with a
@@ -84,7 +84,8 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are the tag's name and the fields of a pin."""
+    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are the tag's name and the fields of a
+    pin."""
 
     name: str
     maker: str

@@ -1,7 +1,7 @@
 """An object stream stores named entries, and objects found by digest, for programs that repeatedly save nearly the same state.
 
 The problem: a program saves its state after every step, and most of the state has not changed. The program should store only the changes.
-After a crash each step must be stored completely or not at all. Many threads save at once, and old steps are deleted.
+After a crash each step must be stored completely or not at all. Many threads save at the same time, and old steps are deleted.
 
 A **commit** adds and names objects atomically. A commit is one record at the end of a log (`object_segments.py`), and is durable when
 `commit` returns. An object that is already stored costs only a reference. An object that has no name and to which no object refers is

@@ -149,8 +149,8 @@ class StoreReader:
         """Return the checkpoints of a checkpoint pack in the order of the pack. `wanted` maps each agent to the numbers of its wanted
         checkpoints (default: all checkpoints).
 
-        Every digest is checked, and each checkpoint is compared with its name. If `pack` is a reference, the file must be the one that was
-        reported.
+        Every digest is checked, and each checkpoint is compared with its name. If `pack` is a reference, the file must match the reported
+        pack.
 
         Raises:
             NotFoundError: If the pack lacks one of the wanted checkpoints.

@@ -378,7 +378,8 @@ class Store(StoreReader):
         """Delete batches that no epoch needs (`log/log_files.py`) and temporary files of plans below `plans_below`. Return the removed
         paths.
 
-        Seals are kept, and so is the highest number of each log. Batches of a log that is being sealed are kept too, so call again later.
+        Seals are kept, and so is the entry with the highest number in each log. Batches of a log that is being sealed are kept too, so call
+        again later.
         """
         return self._log_writer.delete(places, plans_below=plans_below)
 
