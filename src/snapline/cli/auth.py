@@ -1,4 +1,6 @@
-"""`snapline auth …` and `snapline audit`: certificates of a fleet, tokens of people, and the log of operator requests (docs/security.md)."""
+"""`snapline auth …` and `snapline audit`: manage a fleet's certificates and people's tokens, and show the log of operator requests
+(docs/security.md).
+"""
 
 import asyncio
 from pathlib import Path
