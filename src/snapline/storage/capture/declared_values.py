@@ -731,7 +731,7 @@ def survives_round_trip(value: object, declared: Any) -> bool:
         return rule is None or rule.holds(value)
     except RecursionError:  # The value is nested too deeply for recursion, so check it level by level.
         return not difference(value, declared, "")
-    except AttributeError:  # a field was deleted
+    except AttributeError:  # A field was deleted.
         return False
 
 

@@ -245,7 +245,7 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
         None
     ).prctl  # This lookup precedes the fork, because the child must not load libraries.
     _ignore_warning()
-    # The child must not run the parent's handlers, not even between `fork` and its first line.
+    # The child must never run the parent's handlers, not even between `fork` and the child's first line.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with _state.lock:

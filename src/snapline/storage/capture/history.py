@@ -260,7 +260,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(names)
 
 
-@functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
+@functools.lru_cache(maxsize=1024)  # A program has far fewer types of records and fields.
 def is_immutable_type(kind: type[Any]) -> bool:
     """Return whether every value of exactly this type is immutable, judged by the declared types of its fields."""
     if _is_atom(kind):

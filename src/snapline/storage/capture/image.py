@@ -242,7 +242,7 @@ class ArenaPool:
     def __init__(self, *, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
         self._bytes_max = bytes_max
-        self._idle: dict[int, list[_Block]] = {}  # size → blocks, the warmest last
+        self._idle: dict[int, list[_Block]] = {}  # Map from size to blocks, with the warmest last.
         self.idle_bytes = 0
         """Total size in bytes of the idle buffers that are kept warm."""
         self._taken_bytes = 0
@@ -365,7 +365,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
             f"there is no memory for {size_bytes:,} bytes of a state: checkpoint fewer agents at once, or use a larger machine"
         ) from error
     if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # without huge pages there are only more page faults
+        with contextlib.suppress(OSError):  # Without huge pages there are only more page faults.
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -318,7 +318,7 @@ class TorchState:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Return the `extra` given to `of`, or the saved data of the objects in it."""
+        """Return the `extra` given to `of`. In a restored object, return its saved data until `load_into` is called."""
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
     try:
         memory.madvise(_MADV_HUGEPAGE)
     except OSError:
-        return  # Without huge pages, small ones suffice.
+        return  # Without huge pages, small pages suffice.
 
 
 def _open_handles() -> _Handles:

@@ -640,7 +640,7 @@ class OutputWriter:
         return removed + store_files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
-        """Return the parts of the newest and earlier releases that belong to no complete release."""
+        """Return the parts, up to the newest released epoch, that belong to no complete release."""
         lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
         releases: dict[int, str] = {}
         for epoch in {name.epoch for name in lower} & set(epochs):

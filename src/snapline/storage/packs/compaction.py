@@ -576,7 +576,9 @@ def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place],
         if found_root != root:
             raise StoreError(f"the manifest of epoch {epoch} would have the root {found_root[:12]}… if its blobs moved")
         path = layout.manifest_path(root, generation + 1)
-        with contextlib.suppress(FileExistsError):  # Another process compacts too; its generation serves as well.
+        with contextlib.suppress(
+            FileExistsError
+        ):  # Another process compacts too, and its generation serves equally well.
             create(path, data, epoch=epoch, point="store.generation")
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)

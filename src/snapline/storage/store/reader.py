@@ -296,8 +296,8 @@ class StoreReader:
         """Yield the outputs after a cursor that have already been released, in order. Files are read lazily.
 
         `after` is a cursor that came with an output, or "" to begin with the oldest remaining output. `OutputBatch.cursor` gives the cursor
-        of each output. After a rollback of the fleet, a batch also names the reverted epochs, whose outputs precede its own. `epochs` is
-        the result of `output_epochs`, if the caller has it.
+        of each output. After a rollback of the fleet, a batch also names the epochs whose outputs are reverted before its own outputs
+        apply. `epochs` is the result of `output_epochs`, if the caller has it.
 
         Raises:
             UsageError: If `after` is not a cursor of this store.
