@@ -194,7 +194,7 @@ class Mailboxes:
             self.start(agent, entry)
             return
         if is_dead_lettered and agent.owes and not agent.is_busy:
-            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
+            self._before_turn(agent)  # consumed entries may require a checkpoint
 
     def go_on(self, agent: LocalAgent) -> None:
         """Return deferred entries for the agent's own turns to the mailbox if the reason for deferring them no longer holds."""
@@ -249,7 +249,7 @@ class Mailboxes:
         if entry is not None:
             self.start(agent, entry)
         elif agent.owes and not agent.is_busy:
-            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
+            self._before_turn(agent)  # consumed entries may require a checkpoint
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
