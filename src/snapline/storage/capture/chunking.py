@@ -4,10 +4,10 @@ This module runs in a worker thread.
 
 The cheapest test of a chunk comes first:
 
-    token in the base                           reuse: the bytes are not read, and are often not even in the image
-    no token, but hash as at this place in base reuse: hashing reads at twice the speed of a copy
-    digest in the base                          reuse: after a restore, or when a part has moved
-    otherwise                                   new
+    token in the base                                reuse: the bytes are not read, and are often not even in the image
+    no token, but the base has the same hash here    reuse: hashing reads at twice the speed of a copy
+    digest in the base                               reuse: after a restore, or when a part has moved
+    otherwise                                        new
 
 The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
 stored and is not used to verify integrity. Stored chunks are named by their digest. Where the store is encrypted, the digest is keyed: the
@@ -29,7 +29,7 @@ out after 32 steps. So `h` is a function of the last 32 bytes, independent of wh
 once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, which takes five steps. Without NumPy, a plain
 loop computes the same numbers about fifty times slower.
 
-A place is a *candidate* if its hash is small. The cut is made, depending on the distance from the beginning of the chunk,
+A place is a *candidate* if its hash is small. Where the cut is made depends on the distance from the beginning of the chunk:
 
     below 16 KiB     nowhere
     below 64 KiB     at a candidate of one in 2**18 places ("strict")

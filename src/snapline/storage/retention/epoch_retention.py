@@ -5,8 +5,9 @@ synced. So after a crash every ref still has its manifest, and every manifest ha
 sweep finds.
 
 Epochs share packs: the manifest of an epoch may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
-This includes manifests without a ref, because their epoch may be complete and about to be published. An unreadable manifest may need any
-pack of its epoch or an earlier one, so none of those packs is deleted. Manifests are written once, so their contents are cached (`Notes`).
+This includes manifests without a ref, because their epoch may be complete and about to be published. A damaged manifest that a ref names
+may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so their contents are
+cached (`Notes`).
 
 The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. It also keeps all files of an epoch whose ref or manifest
 cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only that
@@ -19,10 +20,10 @@ snapshot does not help somebody who finds out on Tuesday what went wrong on Sund
 The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
 1. the snapshot is held by a pin, a tag or a recovery. The caller passes held snapshots with the reason for holding them;
-2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is a damaged one among them. Damaged snapshots are
+2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is damaged and newer than the oldest of these. Damaged snapshots are
    kept as evidence, and so that a reader that looks for the newest snapshot finds them;
-3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The last hour and day are those
-   of the newest snapshot rather than those of the clock. So a store that nobody uses for a month loses nothing;
+3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days are counted
+back from the newest snapshot rather than from the clock. So a store that nobody uses for a month loses nothing;
 4. the snapshot is one of the last `manual` snapshots that somebody took manually;
 5. the snapshot is at most `within_s` older than the newest snapshot. The time between two consecutive snapshots counts as at most one hour,
    so a clock correction cannot make a snapshot look old;
