@@ -1,8 +1,8 @@
 """Conformance checks for every disk of a checkpoint store, including third-party disks.
 
-`Store` relies on a few properties of its disk. A name is created only once. A file appears complete or not at all. Acknowledged changes
-are visible to all processes. Listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`),
-with many threads, and then run whole stores, host logs and outputs on the disk. They cannot check whether bytes survive a power failure.
+`Store` relies on a few properties of its disk. A name is created only once. A file appears complete or not at all. Acknowledged changes are
+visible to all processes. Listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`), with
+many threads, and then run whole stores, host logs and outputs on the disk. The checks cannot show whether bytes survive a power failure.
 
 To run the checks in a test suite:
 
@@ -135,7 +135,7 @@ def create(disk: Disk, path: str, *pieces: bytes) -> None:
 
 
 def create_unsynced(disk: Disk, path: str, pieces: Sequence[bytes]) -> None:
-    """Create a file that need not survive a crash. This is faster, for checks with many files."""
+    """Create a file that need not survive a crash. Checks with many files use this function because it is faster."""
     handle = disk.open_temporary(path.rpartition("/")[0], temporary_name())
     try:
         disk.write(handle, pieces)
@@ -447,7 +447,7 @@ about ten appends."""
 
 _LOG = LogName(1, "h1", 1)
 _BEFORE = 12
-"""Number of entries before the race. It exceeds nine, so that the order by name differs from the order by number."""
+"""Number of entries before the race. The number exceeds nine, so that the order by name differs from the order by number."""
 
 
 @check
@@ -746,7 +746,7 @@ STORE_CHECKS = [
 
 
 EPOCHS = 12
-"""Number of epochs. It exceeds nine, so that the order by name differs from the order by number."""
+"""Number of epochs. The number exceeds nine, so that the order by name differs from the order by number."""
 
 _CREATED_NS = 10**18
 

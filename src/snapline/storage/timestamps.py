@@ -1,7 +1,7 @@
 """Time format of manifests and documents, and ages that a clock correction distorts little.
 
 Idempotency keys and released outputs have ages. If the clock jumped ahead by an hour or by fifty years, simple ages would make all items
-old at once. This would affect even keys that clients still resend and outputs that nobody has read. So an age is the sum of the steps
+old at once. Such ages would affect even keys that clients still resend and outputs that nobody has read. So an age is the sum of the steps
 between consecutive items, and each step counts only up to a limit.
 """
 

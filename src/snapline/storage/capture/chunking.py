@@ -82,7 +82,7 @@ CHUNK_BYTES_NORMAL = 64 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 
 _WINDOW_BYTES = 32
-"""Length of the hash window in bytes. It equals the number of bits in the hash."""
+"""Length of the hash window in bytes, which equals the number of bits in the hash."""
 
 _LOOSE = 1 << (32 - 14)
 _STRICT = 1 << (32 - 18)
@@ -90,7 +90,7 @@ _STRICT = 1 << (32 - 18)
 (level 2 of the paper)."""
 
 _BLOCK_BYTES = 64 * 1024
-"""Number of bytes hashed at a time. Their hashes and the temporary array take 512 KiB, which fits into a core's cache."""
+"""Number of bytes hashed at a time. The hashes of a block and the temporary array take 512 KiB, which fits into a core's cache."""
 
 _TABLE_NAME = b"snapline content-defined chunks 1"
 """Name from which the table is derived. With this table, a run of one repeated byte (such as zeros) has no candidates, so such runs get
@@ -104,7 +104,7 @@ def gear_table() -> tuple[int, ...]:
 
 
 def cut(data: Buffer) -> list[int]:
-    """Return the sizes of the chunks of `data`, in order. Their sum is the length of `data`. Empty data has no chunks.
+    """Return the sizes of the chunks of `data`, in order. The sizes add up to the length of `data`. Empty data has no chunks.
 
     Each chunk has 16 to 256 KiB, except that the last may be smaller. Cutting takes 2 to 3 ns per byte with NumPy, and about 100 ns
     without.
@@ -193,7 +193,7 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         digest: digest of the chunk.
-        data: bytes of the chunk. They belong to the image and are lost when the image is released.
+        data: bytes of the chunk, which belong to the image and are lost when the image is released.
         kind: kind of the chunk's part, `PART_…`.
         compresses: whether a sample shows that lz4 saves at least 3 %.
     """
@@ -236,7 +236,7 @@ def chunk_image(
     Args:
         image: an image that has not been released yet.
         base: table of the epoch whose chunks may be reused, or None if everything is new.
-        digest: function that computes a chunk's digest. It is called from several threads if the image is large.
+        digest: function that computes a chunk's digest. Several threads call the function if the image is large.
         executor: threads for images with at least `PARALLEL_BYTES_MIN` bytes to hash. If None, the call creates threads and ends them.
 
     Raises:
@@ -353,7 +353,8 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """Add the new chunks to the list. This must run before `_enter`, while the table contains only the digests of earlier parts."""
+    """Add the new chunks to the list. This function must run before `_enter`, while the table contains only the digests of earlier
+    parts."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:

@@ -4,13 +4,13 @@ MessagePack stores no classes. A subclass is restored as the declared base class
 as a `dict`, and a datetime of any zone is restored in UTC. The encoder does not notice this. So each value is first traversed together with
 its annotation:
 
-- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None if the class alone is sufficient.
+- A *node* represents one declared type. The node maps the exact class of a value to a *rule*, or to None if the class alone is sufficient.
 - A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
-- Classes with a `__post_init__` may change their arguments. Their values are encoded, decoded and encoded again.
+- Classes with a `__post_init__` may change their arguments. Values of such classes are encoded, decoded and encoded again.
 
 Two kinds of values are allowed although their class differs from the declared class, since the restored values are equal and behave alike.
-An `int` may be stored where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. Both
-are restored as the declared type. `cached_property` values are not saved, because they are computed again.
+An `int` may be stored where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. In
+both cases the restored value has the declared type. `cached_property` values are not saved, because they are computed again.
 
 Nodes are compiled once for each declared type. The traversal checks the classes of all items or fields at once, at C speed, and inspects
 values only where a rule requires it. The traversal runs before the bytes are used, on the thread that encodes. For a `History`, only
@@ -83,7 +83,7 @@ _REFUSED = _Rule()
 
 
 class _Node(dict[type, _Rule | None]):
-    """One declared type. It maps the class of a value to its rule, or to None if any value of that class is restored equal."""
+    """One declared type, as a map from the class of a value to its rule, or to None if any value of that class is restored equal."""
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule for a TypedDict. It refuses undeclared keys, because they would be dropped."""
+    """Rule for a TypedDict. The rule refuses undeclared keys, because they would be dropped."""
 
     advice = "keep only the keys that it declares"
 
@@ -320,7 +320,7 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """Rule for `Annotated[…, Meta(…)]`. It refuses values that could be saved but not decoded."""
+    """Rule for `Annotated[…, Meta(…)]`. The rule refuses values that could be saved but not decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -343,7 +343,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule for a History. It checks the records that no capture has encoded yet."""
+    """Rule for a History. The rule checks the records that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -618,7 +618,8 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. It is decoded as if undeclared."""
+    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. Such a value is decoded as if
+    undeclared."""
     try:
         is_one = issubclass(found, declared)
     except TypeError:  # a Protocol without runtime checks
@@ -757,7 +758,7 @@ def difference(value: object, declared: Any, name: str) -> str:
 
 
 WALK_PARTS_MAX = 10_000_000
-"""Number of values that `difference` visits. This may take seconds, but happens only for a refused value."""
+"""Number of values that `difference` visits. So many visits may take seconds, but happen only for a refused value."""
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:

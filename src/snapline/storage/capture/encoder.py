@@ -12,7 +12,7 @@ Where each value is stored:
     everything else                                          the skeleton
 
 Copies of small arrays share slabs, so that a state of a thousand arrays needs only tens of buffers. Each larger array has its own buffer.
-Its size is the same at the next capture, so the same buffer fits again.
+The buffer's size is the same at the next capture, so the same buffer fits again.
 
 Invariants:
 
@@ -29,8 +29,8 @@ The caller's duties: call `encode` between two turns, on the event loop, and cal
 - `explain`, which runs after a failed capture, finds the refused value and recommends a change.
 
 `check` traverses the state depth first, in the order of the fields, without recursion, because a state may be nested deeper than the
-interpreter's stack. Immutable objects may be shared, since a copy is indistinguishable from the original. Their contents are checked on
-each path to them.
+interpreter's stack. Immutable objects may be shared, since a copy is indistinguishable from the original. The contents of an immutable
+object are checked on each path to the object.
 
 `explain` only descends: from an object that cannot be encoded to the first of its members that cannot be encoded. So `explain` costs only a
 few encodings of the state, however large the state is.
@@ -290,8 +290,8 @@ def _fields_of(kind: Any) -> Sequence[str] | None:
 
 
 def _holds_only_leaves(container: Any) -> bool:
-    """Return whether a container contains only leaves. This takes a few ms for a list of a million numbers. Checking them one by one takes
-    a second."""
+    """Return whether a container contains only leaves. The call takes a few ms for a list of a million numbers. Checking them one by one
+    takes a second."""
     opened = _open(container)
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
@@ -307,7 +307,7 @@ def _describe_shared_object(node: _Node, known: _Node) -> str:
 
 
 def _check_memory(nodes: list[_Node]) -> None:
-    """Refuse arrays that share memory. They are compared in order of address, each only with earlier arrays that end after its
+    """Refuse arrays that share memory. Arrays are compared in order of address, each only with earlier arrays that end after its
     beginning."""
     spans = sorted(((*_span_of(node.value), index) for index, node in enumerate(nodes)), key=lambda span: span[:3])
     open_spans: list[tuple[int, int, int]] = []
@@ -487,7 +487,7 @@ ARRAY_PART_BYTES_MIN = 16 * 1024
 a chunk costs at least as much in a pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
-"""Smallest pickle in bytes that is stored in its own part. This is the size of one chunk, since a smaller pickle is only reused as a
+"""Smallest pickle in bytes that is stored in its own part. The limit is the size of one chunk, since a smaller pickle is only reused as a
 whole."""
 
 CHUNK_BYTES = 64 * 1024
@@ -508,7 +508,7 @@ PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
 """Size in bytes from which two threads copy. Such a copy takes more than a millisecond, and starting a thread takes a twentieth of that."""
 
 _ALIGNMENT_BYTES = 64
-"""Alignment of arrays in a slab, in bytes. This is the size of a cache line, and is enough for every dtype."""
+"""Alignment of arrays in a slab, in bytes. The alignment is the size of a cache line, and is enough for every dtype."""
 
 _TRACKED_MODULE = "snapline.storage.capture.tracked_arrays"
 
@@ -761,7 +761,7 @@ def chunk_bytes_for(size_bytes: int) -> int:
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """Return the chunks of a fresh copy. They have no tokens, because it is unknown whether they have changed."""
+    """Return the chunks of a fresh copy. These chunks have no tokens, because it is unknown whether they have changed."""
     size = len(view)
     full_bytes = size - size % chunk_bytes
     chunks = [

@@ -63,8 +63,8 @@ _WRITE_BYTES_MAX = 1 << 30
 """Largest number of bytes per system call. Linux accepts at most 2 GiB - 4 KiB in one call."""
 
 _HEAD = struct.Struct("=8sB32sQ")
-"""Head of the result: magic, outcome, BLAKE3 of the outcome and the bytes, and length. It is stored before the bytes, but written after
-them."""
+"""Head of the result: magic, outcome, BLAKE3 of the outcome and the bytes, and length. The head is stored before the bytes, but written
+after them."""
 _MAGIC = b"snapfork"
 _ENCODED, _REFUSED = 1, 2
 
@@ -154,8 +154,8 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
     the page tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-        encode: function that returns the bytes of the state, contiguous. It runs in the child, without the other threads, so it must not
-            take a lock that another thread could hold.
+        encode: function that returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it
+            must not take a lock that another thread could hold.
         timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:

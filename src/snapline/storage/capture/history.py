@@ -11,7 +11,7 @@ Overwritten or deleted records remain in old segments as dead bytes. When more t
 the list. A rewrite costs at most twice the dead bytes, so rewrites increase the cost of each edit only by a constant factor. A capture that
 rewrites the list pauses the agent for as long as encoding the whole list takes.
 
-The list is also rewritten if there is no log. This is the case in the first capture, after `clear` or `reverse`, and after so many edits
+The list is also rewritten if there is no log, which is the case in the first capture, after `clear` or `reverse`, and after so many edits
 that encoding them would cost more than the list. The list is also rewritten if the base lacks a segment whose bytes have been dropped,
 because the base is not the base of the last capture.
 
@@ -297,8 +297,8 @@ def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
 T = TypeVar("T")
 
 LOG_RECORDS_MIN = 1024
-"""Smallest limit on the number of records in the log. If the list is longer, its length is the limit. Beyond the limit a rewrite costs
-less. Without a limit, the log of an agent that is never captured again would grow forever."""
+"""Smallest limit on the number of records in the log. If the list is longer, its length is the limit. Beyond the limit, rewriting the list
+costs less than encoding the log. Without a limit, the log of an agent that is never captured again would grow forever."""
 
 MEASURED_RECORDS_MAX = 64
 """Number of records that are encoded to measure how many bytes a deletion makes dead. For more records the result is an estimate."""
@@ -588,7 +588,7 @@ class History(MutableSequence[T], Generic[T]):
         Args:
             record_type: declared type of the records. If it is Any, the records become plain values.
             part: the history's part in the checkpoint.
-            buffer: bytes of the segments. They are not needed after the call.
+            buffer: bytes of the segments, which are not needed after the call.
 
         Raises:
             DamagedDataError: If the segments are not operations on a list, or do not produce the number of records in the head.
@@ -622,7 +622,7 @@ class History(MutableSequence[T], Generic[T]):
         return history
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from token to restored chunk. It belongs in the first base, so that no chunk is stored again."""
+        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
         return dict(self._references)
 
     # Undo.

@@ -81,7 +81,7 @@ def _decode_scalar(declared: type, value: object) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_scalar, order="deterministic")
-"""Encoder of records. It sorts the elements of frozensets, so equal records encode to equal bytes in every process."""
+"""Encoder of records. The encoder sorts the elements of frozensets, so equal records encode to equal bytes in every process."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 """Errors that msgspec raises for values that it cannot encode."""
@@ -117,7 +117,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
     """Return the operations as contents of segments, in order.
 
     Args:
-        operations: operations to encode. They are not changed.
+        operations: operations to encode, which are not changed.
         content_bytes: largest length of a content in bytes, unless a single record is longer.
     """
     contents: list[bytes] = []

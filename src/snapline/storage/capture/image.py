@@ -27,7 +27,7 @@ an eighth of a buffer is unused. If no buffer of this class is idle, a buffer of
 
 Invariants:
 
-1. A buffer belongs to the pool or to one caller. It is returned once, and a second `release` has no effect.
+1. A buffer belongs to the pool or to one caller. A buffer is returned once, and a second `release` has no effect.
 2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
 3. All buffers together have at most twice the recent peak of bytes in use: one set is written while the next is filled, and nothing else is
    kept. The peak decays by a thirty-second of each buffer taken. So a buffer is freed only after about sixteen times its size was copied
@@ -107,7 +107,7 @@ class StateImage(msgspec.Struct):
     Attributes:
         skeleton: MessagePack record, in which extension `PART_EXTENSION` refers to a part.
         parts: parts in the order of the skeleton.
-        on_release: callbacks that return the buffers. They are called once, when the parts have been written or dropped.
+        on_release: callbacks that return the buffers. Each callback is called once, when the parts have been written or dropped.
         pending: function that returns the skeleton if another process is still encoding it. See `resolve`.
         authors: handlers to name in the error message if the image is unusable.
     """
@@ -146,7 +146,7 @@ class ChunkTable(msgspec.Struct):
     Attributes:
         by_token: map from token to chunk.
         by_place: map from (part, chunk) indices to (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
-            seed. It is empty after a restore, when only the digest is known.
+            seed. After a restore the hash is empty, because only the digest is known.
         digests: map from digest to chunk, for all chunks.
     """
 
@@ -192,7 +192,8 @@ class ArenaBusyError(StoreError):
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer for `size_bytes` bytes, in whole pages. It is at most an eighth larger, except for very small sizes."""
+    """Return the size of the buffer for `size_bytes` bytes, in whole pages. The result is at most an eighth larger than `size_bytes`,
+    except for very small sizes."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
@@ -278,7 +279,7 @@ class ArenaPool:
     def reserve(self, size_bytes: int) -> bool:
         """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Return whether the buffer was added.
 
-        The call is slow, so make it from a worker thread. It has no effect if the machine or the limit leaves no room.
+        The call is slow, so make it from a worker thread. The call has no effect if the machine or the limit leaves no room.
         """
         size = class_of(size_bytes)
         with self._lock:

@@ -62,7 +62,8 @@ def head_of(tensor: Any) -> bytes:
 
 
 def bytes_of(tensor: Any) -> Any:
-    """Return the bytes in C order as a flat uint8 ndarray. It is a view of a contiguous tensor on the CPU, otherwise a copy.
+    """Return the bytes in C order as a flat uint8 ndarray. The array is a view if the tensor is contiguous and on the CPU, otherwise a
+    copy.
 
     Raises:
         NotImplementedError: If the tensor cannot be saved.

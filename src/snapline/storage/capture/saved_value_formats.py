@@ -246,7 +246,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Converter of values to JSON. It counts the bytes of each value before reading it."""
+    """Converter of values to JSON. The converter counts the bytes of each value before reading it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max

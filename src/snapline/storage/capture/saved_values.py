@@ -8,7 +8,7 @@ of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no 
 
 **Records as keys.** A map may have records as keys, for example in a state with a `dict[Point, int]`. msgspec decodes such a record as a
 dict, which cannot be a key. So this module turns the key into a tuple of its (name, value) pairs. Only maps and arrays are split up, and
-every other value is passed to msgspec. This is slow, and is used only after msgspec has failed.
+every other value is passed to msgspec. This method is slow, and is used only after msgspec has failed.
 """
 
 import math

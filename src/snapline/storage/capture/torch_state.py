@@ -411,7 +411,7 @@ class TorchState:
 
     @classmethod
     def from_record(cls, record: Any) -> "TorchState":
-        """Return the state that a decoded record represents. It uses the record's tensors.
+        """Return the state that a decoded record represents. The state uses the record's tensors.
 
         Raises:
             EncodingError: If `record` is not the record of a TorchState.
@@ -464,7 +464,7 @@ class TorchState:
 
 
 def _torch() -> Any:
-    """Return the module torch. It is already imported if a model exists."""
+    """Return the module torch, which is already imported if a model exists."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # optional
 
     return torch

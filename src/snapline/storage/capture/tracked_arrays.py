@@ -293,7 +293,7 @@ class Tracker(ABC):
         """Return a bool for each chunk: whether it may have changed since the previous call, or since `start` if there was none."""
 
     def mark(self, start: int, end: int) -> None:  # noqa: B027  # kernel trackers ignore marks
-        """Mark the bytes from `start` to `end` as changed. Both are offsets from `address`, and may lie outside the memory."""
+        """Mark the bytes from `start` to `end` as changed. `start` and `end` are offsets from `address`, and may lie outside the memory."""
 
     def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
         """Mark many ranges as changed. See `mark`."""
@@ -487,10 +487,10 @@ TRACKED_BYTES_MIN = 1024 * 1024
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
     """Return a zero-filled array whose captures copy only the pages that were written since the last complete capture.
 
-    The array is an ordinary writable `numpy.ndarray` in C order. It needs no marks, and `mark_dirty` has no effect on it. Keep the whole
-    array in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot track writes
-    (Linux before 6.7, no permission), and below 1 MiB, captures copy the array whole. Tracking ends for an array that is mostly rewritten
-    between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked, so write in place.
+    The array is an ordinary writable `numpy.ndarray` in C order. A tracked array needs no marks, and `mark_dirty` has no effect on it. Keep
+    the whole array in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot track
+    writes (Linux before 6.7, no permission), and below 1 MiB, captures copy the array whole. Tracking ends for an array that is mostly
+    rewritten between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked, so write in place.
 
     Raises:
         UsageError: If the shape or dtype is invalid, or NumPy is not installed.

@@ -123,7 +123,7 @@ class Blob:
         return blob
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from token to restored chunk. It belongs in the first base, so that no chunk is stored again."""
+        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
         return dict(enumerate(self._references, self._token))
 
 

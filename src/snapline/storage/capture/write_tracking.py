@@ -93,7 +93,7 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""Map from process id to handles. It has at most one entry for this process, and after a fork also unused entries of its ancestors."""
+"""Map from process id to handles. The map has at most one entry for this process, and after a fork also unused entries of its ancestors."""
 _verdicts: dict[int, str] = {}
 """Map from process id to the result of `is_supported`."""
 
@@ -110,7 +110,8 @@ def is_supported() -> str:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory that a `WriteTracker` can register. It has at least `size_bytes` bytes, which must not be 0.
+    """Return zero-filled private memory that a `WriteTracker` can register. The memory has at least `size_bytes` bytes, and `size_bytes`
+    must not be 0.
 
     Raises:
         ExternalFailureError: If the machine is out of memory.
@@ -176,7 +177,7 @@ class WriteTracker:
     def scan(self) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, end)` written since the previous scan (or since `arm`), and arm them again.
 
-        The ranges are offsets from the start of the mapping. They consist of whole pages, ascend, and do not overlap.
+        The ranges are offsets from the start of the mapping. The ranges consist of whole pages, ascend, and do not overlap.
 
         Raises:
             ExternalFailureError: As in `scan_words`.

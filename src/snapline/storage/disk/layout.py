@@ -70,7 +70,7 @@ ROOT_DIRECTORIES = frozenset(
 """Names allowed next to the identity file. The name `lost+found` exists where the store is a separate file system."""
 
 EPOCH_MAX = 2**63 - 1
-"""Largest number of an epoch, plan or checkpoint. It fits in a signed 64-bit integer."""
+"""Largest number of an epoch, plan or checkpoint, which fits in a signed 64-bit integer."""
 
 PATHS_KEPT = 1024
 """Size of the cache of parsed pack names. Every step of an epoch parses the names in the epoch's manifest again."""

@@ -48,7 +48,7 @@ from snapline.storage.disk.layout import TEMPORARY
 from snapline.storage.disk.record import Buffer
 
 HOLDER_BYTES_MAX = 400
-"""Largest text in a lock file, in bytes. It contains a process id, a machine name (255 characters at most), and a time."""
+"""Largest text in a lock file, in bytes. The text contains a process id, a machine name (255 characters at most), and a time."""
 
 
 class LockHeldError(BlockingIOError):

@@ -1,7 +1,7 @@
 """Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. This module also
 opens the disk that a URL names.
 
-The `Disk` protocol was designed for files. Its calls map to objects as follows:
+The `Disk` protocol was designed for files. The protocol's calls map to object stores as follows:
 
 | `Disk` | object store |
 | --- | --- |
@@ -25,8 +25,8 @@ compares the existing bytes (`store_files.create_or_compare`). A caller with a r
 `make_directory` never fails. If two threads unlink one name, both may succeed, because stores delete a missing object without an error and
 the class checks for the object beforehand.
 
-All methods raise only OSError. They never raise EIO, which means damaged bytes (`store_files.reading`), because an unreachable store has
-not damaged anything. Threads may share a disk. After a fork, only the parent process may use the disk.
+All methods raise only OSError. The methods never raise EIO, which means damaged bytes (`store_files.reading`), because an unreachable store
+has not damaged anything. Threads may share a disk. After a fork, only the parent process may use the disk.
 
 This module carries G4 as `storage/disk/local_disk.py` does: a file appears under its name complete, or not at all.
 
@@ -87,7 +87,7 @@ _CONFLICT_PAUSE_S = 0.1
 """First pause in seconds, doubled after each conflict. The pauses of 0.1 + 0.2 + 0.4 + 0.8 s should outlast the other request."""
 
 _ERROR_TEXT_LENGTH_MAX = 240
-"""Number of characters kept of a foreign error's first line, before any XML. This is enough for the request and the reply."""
+"""Number of characters kept of a foreign error's first line, before any XML. This number is enough for the request and the reply."""
 
 _ERROR_CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
@@ -376,21 +376,21 @@ CONNECT_TIMEOUT_S = 5
 """Time limit for connecting, in seconds. Connecting takes milliseconds, or longer if one or two packets are lost."""
 
 REQUEST_TIMEOUT_S = 40
-"""Time limit for one request including its whole response, in seconds. This is enough for 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its
+"""Time limit for one request including its whole response, in seconds. The limit is enough for 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its
 equivalents override the limit."""
 
 RETRY_S = 12
 """Time in seconds after which no retry begins. Including the last pause and request, a call ends within 60 s. Then the caller decides."""
 
 RETRIES_MAX = 5
-"""Largest number of retries for a lost connection or a throttled request. Their pauses add up to one to four seconds. Callers handle longer
-outages."""
+"""Largest number of retries for a lost connection or a throttled request. The pauses between retries add up to one to four seconds. Callers
+handle longer outages."""
 
 _PAUSE_FIRST_S = 0.1
 _PAUSE_MAX_S = 2
 
 MEMORY_STORES_MAX = 1000
-"""Largest number of `memory://` stores in a process. It exceeds the needs of tests, and stops endless loops that create stores."""
+"""Largest number of `memory://` stores in a process. The limit exceeds the needs of tests, and stops endless loops that create stores."""
 
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """Map from each scheme of object stores to the prefix of its environment variables."""
@@ -419,7 +419,8 @@ def open_disk(
 
     Args:
         url: plain path or URL, in one of the forms that the module docstring lists.
-        allow_unconditional: accept an object store that overwrites objects. This is safe only for a fleet with one coordinator.
+        allow_unconditional: accept an object store that overwrites objects. Accepting such a store is safe only for a fleet with one
+            coordinator.
         random_bytes: source of the probe's name.
 
     Raises:

@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True):
 def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
     """Return (not raise) the error for damage. `finding_of` extracts the finding from this error.
 
-    `blob` is the name of the damaged blob, from which the agent is derived. It is "" if the damage is not limited to one blob.
+    `blob` is the name of the damaged blob, from which the agent is derived. `blob` is "" if the damage is not limited to one blob.
     """
     agent, number = owner_of(path, blob)
     finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
@@ -239,7 +239,7 @@ class Guard(Protocol):
         """Return whether the private half of `public` has signed `message`."""
 
     def authenticate(self, message: bytes) -> bytes:
-        """Return a tag that only the holder of a key can create. It is a signature where refs are signed, otherwise a keyed digest."""
+        """Return a tag that only the holder of a key can create. The tag is a signature where refs are signed, otherwise a keyed digest."""
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether `tag` is a valid tag of `message`."""

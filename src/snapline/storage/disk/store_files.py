@@ -17,8 +17,8 @@ If a check fails, the disk raises `StoreUnavailableError`, which means that the 
 missing. The rules do not apply to existing files, because their contents are checked. `StoreReader.confirm_damage` reads the id and the
 file again before damage is reported.
 
-Limits: the rules do not detect a store that vanishes and returns twice between two calls. They also do not detect a store that vanishes
-between rule 3 and the write. On an object store, each write costs one additional small GET.
+Limits: the rules do not detect a store that vanishes and returns twice between two calls. The rules also do not detect a store that
+vanishes between rule 3 and the write. On an object store, each write costs one additional small GET.
 
 **The fork record.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
@@ -404,12 +404,12 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         name: name of the fork.
         parent: store id of the parent fleet, which is also its cluster id.
         parent_name: name of the parent fleet.
-        epoch: epoch of the snapshot. It has the same number in both fleets.
+        epoch: epoch of the snapshot. The epoch has the same number in both fleets.
         root: root of the snapshot in the parent's store.
         is_live: whether the fork may perform effects.
         gone: ids of agents that had left before the snapshot, as far as the snapshot's agents know them. The fork never reuses these ids.
         store: store id of the fork.
-        created: UTC time of creation in ISO 8601. It is only displayed.
+        created: UTC time of creation in ISO 8601, for display only.
         signature: signature of the record with this field empty, or b"" if the record is not signed.
     """
 

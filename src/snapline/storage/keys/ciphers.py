@@ -1,6 +1,6 @@
-"""Ciphers and signatures of a store. They use the optional package `cryptography`, which is imported when first needed.
+"""Ciphers and signatures of a store. Both use the optional package `cryptography`, which is imported when first needed.
 
-The cipher is always AES-256-GCM. It has two uses, with separate keys:
+The cipher is always AES-256-GCM. The cipher has two uses, with separate keys:
 
 - *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key, with 12 random bytes as
   nonce. One key-encryption key wraps few keys (one per writer), far below the number of 2³² at which random nonces might
@@ -174,12 +174,12 @@ _LOG_PURPOSE = "snapline host log 1"
 
 
 def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
-    """Return the message to sign for a ref. It is canonical MessagePack of purpose, store id, epoch and root."""
+    """Return the message to sign for a ref. The message is canonical MessagePack of purpose, store id, epoch and root."""
     return canonical.encode((_PURPOSE, store_id, epoch, root))
 
 
 def log_message(store_id: str, plan: int, host: str, start: int, public: bytes) -> bytes:
-    """Return the message to sign for a host log. It states that the private half of `public` signs the log's batches."""
+    """Return the message to sign for a host log. The message states that the private half of `public` signs the log's batches."""
     return canonical.encode((_LOG_PURPOSE, store_id, plan, host, start, public))
 
 

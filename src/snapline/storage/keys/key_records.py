@@ -27,8 +27,8 @@ rotation again completes it. A writer that still has the old key may create new 
 therefore follow this order (docs/protection.md): first give every process both files, with the new one first, then rotate, and then remove
 the old file.
 
-If all generations of a key are damaged, the key cannot be wrapped again. Its records are left unchanged, the other keys are rotated, and
-then the damage is reported.
+If all generations of a key are damaged, the key cannot be wrapped again. The key's records are left unchanged, the other keys are rotated,
+and then the damage is reported.
 
 An attacker who copied both the old key file and `keys/` can still read everything that was written before the rotation, because rotation
 protects only later data.
@@ -55,7 +55,7 @@ DIGEST_KEY = "digest"
 """Id of the digest key. Data keys cannot have this id."""
 
 GENERATION_MAX = 999_999
-"""Largest generation. This is enough for several rotations a day for a thousand years."""
+"""Largest number of a generation, which is enough for several rotations a day for a thousand years."""
 
 RECORD_BYTES_MAX = 1024
 """Largest record in bytes. A record has about 350 bytes, or 500 with the longest writer id. The size is checked before reading."""
@@ -73,7 +73,7 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a key record.
 
     Attributes:
-        check: value that identifies the wrapped key. It is the same in all generations.
+        check: value that identifies the wrapped key, and is the same in all generations.
         generation: generation in the file name.
         key: key id in the file name: `digest`, or the id of a data key.
         store: the store's id.
@@ -135,7 +135,8 @@ def is_data_key_id(key_id: str) -> bool:
 
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
-    """Return a map from key id to generations (newest first), sorted by id. It is empty if nothing was ever encrypted in this store."""
+    """Return a map from key id to generations (newest first), sorted by id. The map is empty if nothing was ever encrypted in this
+    store."""
     with store_files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
@@ -282,7 +283,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Remove these records, and return the paths of those that existed. Their replacements must be durable."""
+    """Remove these records, and return the paths of those that existed. The records that replace them must be durable."""
     with store_files.writing(disk, "the removal of old keys"):
         removed = store_files.unlink(disk, paths)
         if removed:

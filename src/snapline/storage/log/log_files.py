@@ -41,9 +41,9 @@ seals are harmless.
 **Deleting** removes neither seals nor the entry with the highest number. If a log has the mark `sealing` but not `sealed`, the deleter
 deletes nothing from it. Otherwise a listing could miss two batches: the previous highest batch, which was deleted after a higher one was
 appended, and the new highest batch. The seal would then get a number below the newest batch, and the appender would continue above the
-seal. This rule prevents that. The deleter finds a higher number in its listing before it looks for the mark. If the mark is absent, the
-sealer lists the log later and finds that higher number too. So the number that was highest when the sealer began to list still exists when
-the sealer ends, and stops the sealer on its way down.
+seal. The rule to wait for the mark `sealed` prevents this. The deleter finds a higher number in its listing before it looks for the mark.
+If the mark is absent, the sealer lists the log later and finds that higher number too. So the number that was highest when the sealer began
+to list still exists when the sealer ends, and stops the sealer on its way down.
 
 Where the store is signed or encrypted, deletions are recorded before the batches are deleted.
 
@@ -89,9 +89,9 @@ The caller's duties:
 
 1. `epochs` contains every epoch to which a recovery may go back: epochs that the coordinator's log keeps, pinned epochs, and the recovery
    lines of open plans. If `epochs` is empty, nothing is deleted.
-2. `left` names agents that do not exist now. It excludes agents that were created again under the same id: an epoch between
+2. `left` names agents that do not exist now. `left` excludes agents that were created again under the same id: an epoch between
    two incarnations needs the inputs accepted for the second one.
-3. A former leader may delete batches late. This is safe because a covered batch stays covered: kept epochs are only removed, or added with
+3. A former leader may delete batches late. Late deletion is safe because a covered batch stays covered: kept epochs are only removed, or added with
    higher numbers.
 
 This module supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
@@ -297,7 +297,7 @@ NEVER_SETTLED = SettledEpoch(0, 0)
 
 
 def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
-    """Return the numbers that garbage collection needs from this batch. They are few enough to be kept in memory for every batch."""
+    """Return the numbers that garbage collection needs from this batch. The result is small enough to be kept in memory for every batch."""
     highest: dict[str, int] = {}
     for logged in batch.inputs:
         highest[logged.agent] = max(logged.number, highest.get(logged.agent, 0))

@@ -44,7 +44,7 @@ from snapline.storage.keys.ciphers import log_message
 from snapline.storage.packs.checkpoint import JournalEntry
 
 NUMBER_MAX = EPOCH_MAX
-"""Largest number of a plan, host start or entry. It fits in a signed 64-bit integer."""
+"""Largest number of a plan, host start or entry, which fits in a signed 64-bit integer."""
 
 SEALING = "sealing"
 SEALED = "sealed"
@@ -148,7 +148,7 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
         client: sender of the message.
         key: the client's idempotency key.
         payload: the message as encoded by `encode_message`.
-        admitted_ns: wall-clock time at which the input was accepted, in nanoseconds since 1970. It is only displayed.
+        admitted_ns: wall-clock time at which the input was accepted, in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -367,7 +367,8 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
 
 class UnsignedBatchError(StoreError):
-    """A batch lacks a valid signature by a host of the fleet. This is not damage, so recovery does not fall back to an older epoch."""
+    """A batch lacks a valid signature by a host of the fleet. Such a batch does not count as damaged, so recovery does not fall back to an
+    older epoch."""
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:

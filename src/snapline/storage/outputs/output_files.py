@@ -1,5 +1,5 @@
-"""Storage of released outputs. This module releases outputs with an epoch and delivers each output once to a reader with a cursor. It
-deletes outputs that all consumers have read.
+"""Storage of released outputs. This module releases outputs with an epoch and delivers each output once to a reader with a cursor. The
+module also deletes outputs that all consumers have read.
 
 **Reading.** A reader receives each output once, and a notice when outputs are reverted. The model: files are released in ascending order of
 their epochs, and never change. Each file names the previous epoch *in its history* (`after`), and the newest file at the time of its
@@ -438,8 +438,8 @@ AGE_NS_MAX = 7 * 24 * 3600 * 10**9
 outputs."""
 
 AGE_NS_MIN = 3600 * 10**9
-"""Default minimum age of a deleted release, in nanoseconds (an hour). It protects unnamed readers, whose positions are not stored, from
-named consumers that read faster."""
+"""Default minimum age of a deleted release, in nanoseconds (an hour). The minimum protects unnamed readers, whose positions are not stored,
+from named consumers that read faster."""
 
 STEPS = 24
 """Divisor of those ages. The time between two releases counts as at most the age limit divided by `STEPS` (`storage/timestamps.py`). So the

@@ -51,7 +51,7 @@ class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 START = Cursor()
-"""Cursor before all outputs. Its text form is empty."""
+"""Cursor before all outputs, whose text form is empty."""
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +137,7 @@ class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
         number: sequence number of the output, counted from 1 in the agent's history.
         topic: topic chosen by the agent.
         payload: the message as encoded by `encode_message`.
-        emitted_ns: wall-clock time of emission in nanoseconds since 1970. It is only displayed.
+        emitted_ns: wall-clock time of emission in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -233,7 +233,7 @@ def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutpu
 
 
 def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], guard: Guard | None) -> list[bytes]:
-    """Return the encoded files of the parts. Their encryption key is durable when this function returns.
+    """Return the encoded files of the parts. The parts' encryption key is durable when this function returns.
 
     Raises:
         UsageError: If a part is too large.

@@ -21,7 +21,8 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
     Attributes:
         key: key, unique within the agent. A key that begins with `@` was generated for the effect's turn and is forgotten with that turn.
-        generation: number of real executions, not counting retries. It is 1 at first, and increases by one after each compensation.
+        generation: number of real executions, not counting retries. The generation is 1 at first, and increases by one after each
+            compensation.
         digest: 8-byte digest of name and arguments.
         outcome: "done", "failed" or "compensated".
         result: encoded result of a successful effect.
@@ -234,7 +235,7 @@ class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     Attributes:
         number: sequence number of the output, counted from 1 in the agent's history across all its owners and incarnations.
         payload: the message as encoded by `encode_message`.
-        emitted_ns: wall-clock time of emission in nanoseconds since 1970. It is only displayed.
+        emitted_ns: wall-clock time of emission in nanoseconds since 1970, for display only.
     """
 
     number: int
@@ -265,7 +266,7 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
         kind: "step", "effect", "call", "sleep", "receive" or "now".
         name: name of the step or effect, the called agent, or the type of message to receive.
         digest: 8-byte digest of the arguments, or b"" if there are none.
-        outcome: "done", "failed", or "late" after a timeout. It is "" while the turn waits for the outcome. Effects may also be "adopted"
+        outcome: "done", "failed", or "late" after a timeout. The outcome is "" while the turn waits for it. Effects may also be "adopted"
             (an earlier turn has executed the effect) or "refused" (an earlier turn used other arguments).
         result: the encoded result. For "receive" it is the message, and for a failed step it is the error.
         sender: sender of a received message, or key and generation of an effect that was called.
@@ -367,7 +368,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     checkpoint is in no cut yet, and `sender_log` contains messages that a later cut may need.
 
     Files of earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their default values. Files omit
-    `outputs`, `turn`, `journal`, `stash` and `effects` if they are empty. They omit `dead_letter_numbers` if no dead letter was ever
+    `outputs`, `turn`, `journal`, `stash` and `effects` if they are empty. Files omit `dead_letter_numbers` if no dead letter was ever
     removed, `durable_turns` if no durable turn has begun, and `clock` if no timer is set.
 
     Attributes:
@@ -396,7 +397,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         dead_letters: the latest dead letters. `dead_letter_count` counts all dead letters in the agent's history, except those that were
             handled successfully later.
         saved_numbers: `dead_letter_numbers`, as stored in the file.
-        recorded_ns: wall-clock time in nanoseconds since 1970. It is used only in diagrams, never for decisions.
+        recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams and never for decisions.
         inputs: consumed external inputs. The host log delivers later inputs again.
         saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
             stored in the file.

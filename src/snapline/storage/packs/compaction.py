@@ -73,7 +73,7 @@ from snapline.storage.packs.manifest import (
 from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
 
 WRITER = "compaction"
-"""Writer id of the packs that compaction writes. It differs from every host's writer id, since those end in a number."""
+"""Writer id of the packs that compaction writes. No host has this writer id, since the writer ids of hosts end in a number."""
 
 GRACE_S = 3600.0
 """Time in seconds for which a replaced generation is kept. A commit or restore takes minutes at most. A deposed leader notices within
@@ -101,8 +101,8 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation of a manifest. Its packs are kept, so a new manifest may name them. Raise the errors of
-    `read_manifest`."""
+    """Return the newest generation of a manifest. The packs of that generation are kept, so a new manifest may name them. Raise the errors
+    of `read_manifest`."""
     generation = max(list_generations(disk).get(root, [0]))
     return read_manifest(disk, root, epoch=epoch, generation=generation)
 

@@ -60,7 +60,7 @@ MANIFEST_BYTES_MAX = 256 * 2**20
 before reading."""
 
 PACK_BYTES_MAX = 2**60
-"""Upper limit for pack sizes. It is larger than any disk, and valid as a file offset."""
+"""Upper limit for pack sizes, which is larger than any disk and valid as a file offset."""
 
 _KIND = b"MANI"
 _ROOT_CONTEXT = b"snapline root 1\0"
@@ -435,7 +435,7 @@ def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation
 
 
 def find_generation(disk: Disk, root: str) -> int:
-    """Return the generation of a manifest to read. It is 0 while generation 0 exists, so that most readers need no listing."""
+    """Return the generation of a manifest to read. The result is 0 while generation 0 exists, so that most readers need no listing."""
     with contextlib.suppress(OSError):
         disk.size(manifest_path(root))
         return 0

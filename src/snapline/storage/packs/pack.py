@@ -1,4 +1,4 @@
-"""A pack is one file of blobs. It contains the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
+"""A pack is one file of blobs. A pack contains the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
@@ -11,9 +11,9 @@ name. The blobs fill the space between header and index without a gap. So the di
 the file. The host reports the index digest (the last 32 bytes of the index record) to the coordinator, which reads the index again before
 it commits the epoch.
 
-The index also lists the data in other files that the pack's checkpoints need. These are chunks of the base epoch (`base`, `reused`), and
-other packs of the same writer and epoch (`others`), which exist because one pack would be too large. The manifest is built from these lists
-(`checkpoint_packs.gather`).
+The index also lists the data in other files that the pack's checkpoints need. The data consists of chunks of the base epoch (`base`,
+`reused`), and other packs of the same writer and epoch (`others`), which exist because one pack would be too large. The manifest is built
+from these lists (`checkpoint_packs.gather`).
 
 **A blob** is a self-contained header followed by the stored bytes.
 
@@ -347,13 +347,14 @@ _FOOTER_MAGIC = b"SNAPFOOT"
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _CHECKED = struct.Struct("<QQ32s")
 _TAIL_BYTES = 2**16
-"""Size of the first read at the end of a pack, in bytes. This is enough for the footer and index of a pack with about 500 blobs."""
+"""Size of the first read at the end of a pack, in bytes. Such a read contains the footer and index of a pack with about 500 blobs."""
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reference to a pack, as reported by the host that wrote it. It contains enough data to recognize the same file later.
+    """Reference to a pack, as reported by the host that wrote it. The reference contains enough data to recognize the same file later.
 
-    `key_id` names the key that encrypts the pack's blobs. It is "" if they are not encrypted, or if the key has not been looked up yet.
+    `key_id` names the key that encrypts the pack's blobs. `key_id` is "" if the blobs are not encrypted, or if the key has not been looked
+    up yet.
     """
 
     path: str

@@ -5,13 +5,13 @@ synced. So after a crash every ref still has its manifest, and every manifest ha
 sweep finds.
 
 Epochs share packs: the manifest of an epoch may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
-This includes manifests without a ref, because their epoch may be complete and about to be published. A damaged manifest that a ref names
+Manifests without a ref count too, because their epoch may be complete and about to be published. A damaged manifest that a ref names
 may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so their contents are
 cached (`Notes`).
 
-The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. It also keeps all files of an epoch whose ref or manifest
-cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only that
-process may publish. Otherwise another process could create a ref during the sweep.
+The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. The sweep also keeps all files of an epoch whose ref or
+manifest cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only
+that process may publish. Otherwise another process could create a ref during the sweep.
 
 **The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
 and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest
@@ -345,7 +345,7 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: epoch number.
-        created_ns: creation time in nanoseconds since 1970, or None if unknown. It is an integer because rounding could move a time into
+        created_ns: creation time in nanoseconds since 1970, or None if unknown. The time is an integer because rounding could move it into
             another hour.
         is_damaged: the snapshot cannot be restored.
         is_manual: somebody took the snapshot manually.

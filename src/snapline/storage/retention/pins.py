@@ -1,4 +1,5 @@
-"""Pins and tags, which are requests to keep a snapshot. This module creates them, and deletes only snapshots that none of them keeps.
+"""Pins and tags, which are requests to keep a snapshot. This module creates pins and tags, and deletes only snapshots that no pin or tag
+keeps.
 
     pins/<epoch>.<random>        the epoch is kept                        record PINS {created, epoch, root, store}
     tags/<name>                  the epoch is kept under a name           record TAGS {created, epoch, maker, name, root, store}

@@ -152,8 +152,8 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """One catalog file, or a catalog in memory if `path` is None. Use it as a context manager. It raises errors of `sqlite3`, and
-    `_BrokenError`."""
+    """One catalog file, or a catalog in memory if `path` is None. Use the catalog as a context manager. Its methods raise errors of
+    `sqlite3`, and `_BrokenError`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path

@@ -69,7 +69,7 @@ COMPRESSED_BYTES_MIN = 128
 """Smallest object that is compressed, in bytes. lz4 would save almost nothing on smaller objects."""
 
 OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
-"""Size of the largest object, in bytes. This is the most that one call can encrypt."""
+"""Size of the largest object in bytes, which is the most that one call can encrypt."""
 
 _NUMBER_DIGITS_MAX = 18
 
@@ -122,7 +122,7 @@ class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
 
 class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Body of a commit's record. It contains `Contents`, encrypted where there is a key, and the length of the object data after the
+    """Body of a commit's record. The body contains `Contents`, encrypted where there is a key, and the length of the object data after the
     record."""
 
     data_bytes: int
@@ -288,7 +288,7 @@ SEGMENT_BYTES_MAX = 2**26
 
 _ID_BYTES = 16
 _WINDOW_BYTES = 2**20
-"""Number of bytes per read (1 MiB). This is enough for some hundreds of commits."""
+"""Number of bytes per read (1 MiB). One read contains some hundreds of commits."""
 
 NewObject = tuple[bytes, bytes, Buffer]
 """Digest, references and plaintext of an object to be written."""

@@ -23,10 +23,10 @@ The caller's duties:
 
 This module carries G11 (every byte is checked against a digest before it is used).
 
-**The index** is in memory. It contains entries by path and name, objects by digest, and the objects' references. The index is pure: it
-reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older objects,
-whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once.
-The object's bytes are dead until compaction rewrites their segment.
+**The index** is in memory. The index contains entries by path and name, objects by digest, and the objects' references. The index is pure:
+it reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older
+objects, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at
+once. The object's bytes are dead until compaction rewrites their segment.
 """
 
 import contextlib
@@ -275,7 +275,7 @@ class ObjectStream:
         self._pid = os.getpid()
         self._index = ObjectStreamIndex()
         self._index_lock = threading.Lock()
-        """Lock for the index and the queue of changes. It is held only briefly."""
+        """Lock for the index and the queue of changes. The lock is held only briefly."""
         self._writing = threading.Lock()
         """Lock that the writing thread holds. While it holds this lock, the thread may take the index lock."""
         self._queue: list[_PendingChange] = []
@@ -583,7 +583,7 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
 
 
 def _choose(index: ObjectStreamIndex) -> list[int]:
-    """Return the segments to compact. Their live data is at most about one segment's worth."""
+    """Return the segments to compact. The live data of the chosen segments is at most about one segment's worth."""
     segments = sorted(index.segments.items())
     small = [number for number, size in segments if size.size_bytes < SMALL_BYTES]
     if len(small) >= SMALL_SEGMENTS_MAX:

@@ -164,7 +164,8 @@ class StoreReader:
         return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
 
     def resolve(self, snapshot: str) -> int:
-        """Return the epoch that `snapshot` names. It may be `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root.
+        """Return the epoch that `snapshot` names. The name may be `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a
+        root.
 
         Raises:
             NotFoundError: If no snapshot matches, or more than one does.

@@ -27,7 +27,8 @@ may remain. Calls may be repeated. A repeated `write_pack` writes another pack.
 The store carries G4 (packs and manifest are durable before anything refers to them, and each epoch has one root) and G11 (bytes that were
 read are used only after they match a digest).
 
-`Holds` provides pins, tags and guarded deletion for a store. It calls the functions of `pins.py` with the store's own disk and randomness.
+`Holds` provides pins, tags and guarded deletion for a store. `Holds` calls the functions of `pins.py` with the store's own disk and
+randomness.
 """
 
 import contextlib

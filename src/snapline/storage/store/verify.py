@@ -1,4 +1,4 @@
-"""Verification of a store. It reads every byte and reports each difference from the bytes that were written (G11).
+"""Verification of a store, which reads every byte and reports each difference from the bytes that were written (G11).
 
 The checks:
 
@@ -85,7 +85,7 @@ class Verification(msgspec.Struct):
         checked: all files that were read, including damaged files.
         findings: the problems that were found. The list is empty if the store is intact.
         unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary files.
-            Such files are garbage, or belong to an epoch that is being written. They are not damage.
+            Such files are garbage, or belong to an epoch that is being written. Such files do not count as damage.
     """
 
     checked: list[CheckedFile]

@@ -1,4 +1,4 @@
-"""An archive contains snapshots in one file. It is a tar of a complete small store, which anybody can unpack and open.
+"""An archive contains snapshots in one file. An archive is a tar of a complete small store, which anybody can unpack and open.
 
     snapline-store                         } directories first, then files, each sorted by path;
     keys/… (if the store is encrypted)     } all as in the store
@@ -56,8 +56,8 @@ MEMBER_BYTES_MAX = 8**11 - 1
 larger."""
 
 MEMBERS_MAX = 1_000_000
-"""Largest number of files and directories in one archive, enough for 60 TB of packs. It is checked while headers are read, so they take at
-most 200 MB of memory."""
+"""Largest number of files and directories in one archive, enough for 60 TB of packs. The limit is checked while headers are read, so the
+headers take at most 200 MB of memory."""
 
 FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
 _MODES = {FILE: 0o644, DIRECTORY: 0o755}
@@ -443,5 +443,5 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_flee
 
 
 def open_archive(disk: ArchiveDisk, *, keys: Keys | None = None) -> Store:
-    """Return the store in an archive. It can only be read."""
+    """Return the store in an archive, which can only be read."""
     return Store.open(disk.location, disk=disk, keys=keys if keys is not None else keys_from_environment())
