@@ -91,8 +91,8 @@ The caller's duties:
    lines of open plans. If `epochs` is empty, nothing is deleted.
 2. `left` names agents that do not exist now. `left` excludes agents that were created again under the same id: an epoch between
    two incarnations needs the inputs accepted for the second one.
-3. A former leader may delete batches late. Late deletion is safe because a covered batch stays covered: kept epochs are only removed, or added with
-   higher numbers.
+3. A former leader may delete batches late. Late deletion is safe because a covered batch stays covered: kept epochs are only removed, or
+   added with higher numbers.
 
 This module supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
 """

@@ -20,8 +20,8 @@ snapshot does not help somebody who finds out on Tuesday what went wrong on Sund
 The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
 1. the snapshot is held by a pin, a tag or a recovery. The caller passes held snapshots with the reason for holding them;
-2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is damaged and newer than the oldest of these. Damaged snapshots are
-   kept as evidence, and so that a reader that looks for the newest snapshot finds them;
+2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is damaged and newer than the oldest of these.
+   Damaged snapshots are kept as evidence, and so that a reader that looks for the newest snapshot finds them;
 3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days are counted
 back from the newest snapshot rather than from the clock. So a store that nobody uses for a month loses nothing;
 4. the snapshot is one of the last `manual` snapshots that somebody took manually;

@@ -8,8 +8,8 @@ The steps, each durable before the next:
 
 1. `fork`, the record of the fork (`disk/store_files.py`). A directory that contains this record but no identity is not a store.
 2. Packs with the chunks, by the writer `fork`, then a pack with the checkpoints, and then the manifest.
-3. The pending inputs to take along, in a sealed host log of the snapshot's plan. Pending inputs are inputs that the snapshot has not consumed.
-   The parent may be running meanwhile.
+3. The pending inputs to take along, in a sealed host log of the snapshot's plan. Pending inputs are inputs that the snapshot has not
+   consumed. The parent may be running meanwhile.
 4. The ref. If signing keys are given for the fork, a process signs the ref with them. The fork's keys may differ from the parent's keys.
 5. The identity, which completes the store.
 
