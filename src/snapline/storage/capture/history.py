@@ -555,8 +555,8 @@ class History(MutableSequence[T], Generic[T]):
         return self._part(known, target)
 
     def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
-        """Encode the log as segments. Return False if a record cannot be encoded. Then encode the whole list, because a later edit may have
-        replaced that record."""
+        """Encode the log as segments. Return False if a record cannot be encoded. The caller then encodes the whole list, because a later
+        edit may have replaced that record."""
         try:
             contents = encode_operations(log, target)
         except EncodingError:
@@ -586,7 +586,7 @@ class History(MutableSequence[T], Generic[T]):
         """Return the history whose segments were read into `buffer`, concatenated and checked.
 
         Args:
-            record_type: declared type of the records. If it is Any, the records become plain values.
+            record_type: declared type of the records. If the type is Any, the records become plain values.
             part: the history's part in the checkpoint.
             buffer: bytes of the segments, which are not needed after the call.
 

@@ -261,7 +261,7 @@ class Tracker(ABC):
 
         Args:
             base: chunks of the last complete epoch, or None if there is none.
-            chunk_bytes: size of all chunks except the last. If it differs from the previous size, everything counts as changed.
+            chunk_bytes: size of all chunks except the last. If the size differs from the previous size, everything counts as changed.
             pool: source of the buffers for copies.
 
         Raises:
@@ -552,7 +552,8 @@ def assume_stored(
 ) -> dict[int, ChunkReference]:
     """Track `array` from now on. Return a map from the tokens of its chunks to the chunks, for the base table of its next capture.
 
-    Call this function for a restored array before any write to it. Then its first capture copies only the chunks that are written later.
+    If this function is called before any write to a restored array, the array's first capture copies only the chunks that are written
+    later.
 
     Args:
         array: an array from `retrack`.
@@ -560,7 +561,7 @@ def assume_stored(
         chunk_bytes: size of the chunks.
 
     Returns:
-        An empty dict if the array is not tracked, or was cut differently. Then its first capture copies it whole.
+        An empty dict if the array is not tracked, or was cut differently, so that its first capture copies it whole.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -580,7 +581,7 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked. If so, a restore calls `retrack`.
+    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked, so that a restore must call `retrack`.
 
     The result is True even if this machine cannot track writes, because the machine that restores the array may be able to.
     """

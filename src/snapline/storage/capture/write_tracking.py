@@ -39,8 +39,8 @@ import threading
 from snapline.errors import ExternalFailureError, UsageError
 
 _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
-"""Map from machine to the number of the system call, for 64-bit processes. Other machines are not supported, because their numbers differ
-and are untested."""
+"""Map from machine to the number of the system call, for 64-bit processes. No other machine is supported, because its number may differ and
+is untested."""
 
 _UFFD_USER_MODE_ONLY = 1
 """Flag that makes privileges unnecessary. Faults in the kernel are also resolved asynchronously, so nothing is lost with the flag."""

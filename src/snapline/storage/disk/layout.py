@@ -45,7 +45,7 @@ OBJECT_STREAMS = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""Directories of a new store in the order of creation, with parents first. Other directories are created when their first file is."""
+"""Directories of a new store in the order of creation, with parents first. Each other directory is created together with its first file."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"

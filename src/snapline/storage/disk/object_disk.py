@@ -380,7 +380,8 @@ REQUEST_TIMEOUT_S = 40
 equivalents override the limit."""
 
 RETRY_S = 12
-"""Time in seconds after which no retry begins. Including the last pause and request, a call ends within 60 s. Then the caller decides."""
+"""Time in seconds after which no retry begins. Including the last pause and request, a call ends within 60 s, so that the caller can
+decide."""
 
 RETRIES_MAX = 5
 """Largest number of retries for a lost connection or a throttled request. The pauses between retries add up to one to four seconds. Callers

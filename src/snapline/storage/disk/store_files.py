@@ -99,7 +99,8 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
     """Translate an OSError that occurs while a file that must exist is read. Missing or unreadable bytes count as damage.
 
-    If the store cannot be read at all, the disk or the network has failed, and the bytes may be intact. Then StoreError is raised.
+    If the store cannot be read at all, the disk or the network has failed, and the bytes may be intact. In that case the error becomes
+    StoreError.
     """
     try:
         yield
@@ -129,7 +130,7 @@ def _is_readable(disk: Disk) -> bool:
 
 
 def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    """Return the entries of a directory that is created when its first file is, or an empty list if the directory does not exist yet.
+    """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not exist yet.
 
     Raises:
         StoreError: If the store is unavailable, or cannot be read.

@@ -81,7 +81,7 @@ seconds that it was deposed."""
 
 
 class Notes(msgspec.Struct):
-    """State that one process keeps between calls. If it is lost, only time is lost.
+    """State that one process keeps between calls. Losing this state costs only time.
 
     Attributes:
         replaced: map from the path of a replaced generation to the time at which the replacement was first seen.
@@ -110,7 +110,7 @@ def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
     """Yield the generations that list other locations for the blobs of `manifest`, newest first.
 
-    A reader uses this function if a pack is missing. Then the generation that it read was replaced an hour ago, or never became intact.
+    A reader uses this function if a pack is missing, because the generation that it read was replaced an hour ago or never became intact.
     """
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
@@ -268,7 +268,7 @@ MERGED_PACKS_MIN = 4
 pack."""
 
 COMPACT_BYTES_MAX = 256 * 2**20
-"""Number of bytes that one call copies, which takes about a second. Then the idle sweep that called it can continue with its other work."""
+"""Number of bytes that one call copies, which takes about a second. The limit lets the idle sweep continue with its other work."""
 
 GENERATIONS_MAX = 8
 """Largest number of generations of one manifest. If more generations wait for the end of their grace period, nothing is moved. Otherwise

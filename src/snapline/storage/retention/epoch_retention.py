@@ -170,7 +170,7 @@ class _NamedPacks:
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Read a manifest, and cache its epoch and packs. Raise StoreError if the store is currently unreadable. Then nothing may be
+    """Read a manifest, and cache its epoch and packs. If the store is currently unreadable, raise StoreError, so that nothing is
     deleted."""
     return note(notes, path, read_manifest(disk, root, generation=generation))
 

@@ -55,7 +55,7 @@ from snapline.storage.timestamps import instant
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"
 DIRECTORIES = (PINS, TAGS, DELETING)
-"""Directories of pins, tags and intents. Each directory is created when its first file is."""
+"""Directories of pins, tags and intents. Each directory is created together with its first file."""
 
 PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
 

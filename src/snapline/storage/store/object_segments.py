@@ -284,7 +284,7 @@ def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> s
 
 
 SEGMENT_BYTES_MAX = 2**26
-"""Size after which a new segment begins (64 MiB). One compaction rewrites about this many bytes."""
+"""Size after which a new segment begins (64 MiB). One compaction rewrites about the same number of bytes."""
 
 _ID_BYTES = 16
 _WINDOW_BYTES = 2**20
@@ -574,8 +574,8 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Return whether a complete commit follows the unreadable one. If so, the unreadable one was acknowledged and is damaged, because
-    commits are written in sequence."""
+    """Return whether a complete commit follows the unreadable one. An unreadable commit that a complete one follows was acknowledged and is
+    damaged, because commits are written in sequence."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:

@@ -315,7 +315,7 @@ class StoreReader:
         """Return the token in a probe file that another process wrote.
 
         Raises:
-            DamagedDataError: If the probe is missing or damaged. If it is missing, this may be another store.
+            DamagedDataError: If the probe is missing or damaged. A missing probe may mean that this is another store.
             UsageError: If the path is not the path of a probe.
             StoreKeyError: If this process encrypts, but the process that wrote the probe does not.
         """

@@ -471,7 +471,7 @@ class Store(StoreReader):
         """Move live blobs out of packs that are mostly dead, up to about `bytes_max` bytes. See `compaction.py`.
 
         The process that deletes epochs should call this method regularly, even while epochs are committed and read. `now_s` must come from
-        a clock that does not jump. Later calls on the same object remove replaced generations after `grace_s` seconds. Then
+        a clock that does not jump. Later calls on the same object remove replaced generations after `grace_s` seconds. Afterwards
         `delete_unreferenced` removes the packs of these generations. Pass `open_writers=(compaction.WRITER,)` to it.
 
         Raises:
@@ -583,7 +583,8 @@ class Store(StoreReader):
 
 
 def _identity_of(disk: Disk) -> str:
-    """Return the store's id. If it is damaged, read it again, because the store may have become unavailable between two calls."""
+    """Return the store's id. If the identity file is damaged, read it again, because the store may have become unavailable between two
+    calls."""
     with store_files.reading(disk, layout.IDENTITY):
         try:
             if exists(disk, layout.IDENTITY):

@@ -101,7 +101,7 @@ class Verification(msgspec.Struct):
 def verify_disk(
     disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
 ) -> Verification:
-    """Verify a whole store, or one published epoch. Pass `store_id` None if the identity file is damaged. Then store ids are not
+    """Verify a whole store, or one published epoch. If the identity file is damaged, pass `store_id` None, so that store ids are not
     compared."""
     verifier = _Verifier(disk, store_id, guard)
     if epoch is None:
@@ -497,7 +497,8 @@ class _Verifier:
         return self._entries_if_present(directory, is_directory=False)
 
     def _entries_if_present(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the entries of a directory that is created when its first file is, or an empty list if the directory does not exist."""
+        """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not
+        exist."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
@@ -513,7 +514,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """Raise the cause of `error` if the cause is that the store is currently unavailable. Then nothing may be reported as a finding."""
+    """If the store is currently unavailable, raise the cause of `error`, so that nothing is reported as a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause
