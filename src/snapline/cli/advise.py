@@ -1,4 +1,4 @@
-"""`snapline advise`: which protocol and interval suit a running fleet, from its own status."""
+"""`snapline advise`: recommend a protocol and a checkpoint interval for a running fleet, based on the fleet's status."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated

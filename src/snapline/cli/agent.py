@@ -1,5 +1,5 @@
-"""`snapline agent …`: placement, state and status of agents, their inputs, and operator commands for the dead letters that no turn could
-handle.
+"""`snapline agent …`: show the placement, state and status of agents, send inputs, and handle dead letters, which are messages that no turn
+could handle.
 """
 
 import os
@@ -212,7 +212,7 @@ dead_letters = typer.Typer(
 app.add_typer(dead_letters, name="dead-letters")
 
 NOTHING = "<0 bytes>"
-"""Representation of an empty payload in documents."""
+"""Text that represents an empty payload in documents."""
 
 Snapshot = Annotated[
     str,
@@ -312,7 +312,7 @@ app.command("describe")(describe)
 
 
 def _fields_of(text: str) -> object:
-    """Return the JSON text unchanged after checking it.
+    """Check that `text` is JSON, and return it as raw JSON.
 
     Raises:
         UsageError: If the text is not JSON. The message says where.

@@ -1,4 +1,4 @@
-"""`snapline coordinator …`: the coordinator's replicas, their leader, and their backup."""
+"""`snapline coordinator …`: show and change the coordinator's replicas and their leader, and back up the coordinator's state."""
 
 import re
 from pathlib import Path

@@ -43,14 +43,14 @@ EXTRAS = {
     "http": "uvicorn",
     "torch": "torch",
 }
-"""Extra → a module that it installs."""
+"""For each extra, the name of a module that the extra installs."""
 
 PROGRAMS = {"ssh": "ssh", "slurm": "sbatch", "podman": "podman"}
-"""Place of `snapline up --on` → program that it needs here."""
+"""For each place of `snapline up --on`, the program that it requires on this machine."""
 
 
 class DoctorFinding(NamedTuple):
-    """Result of one check."""
+    """The result of one check."""
 
     what: str
     state: State

@@ -62,7 +62,7 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
 
 
 def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
-    """Make every agent as a host would; return the type of each class, and the sizes of its agents' states.
+    """Create every agent as a host would. Return, by class name, the agent type and the sizes of the states of its agents.
 
     Raises:
         FleetDefinitionError: If an agent cannot be created, or its state cannot be saved. The message names the agent and the field.

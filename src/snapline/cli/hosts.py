@@ -169,7 +169,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
 
 MOVE_S = 60.0
-"""Time limit for agents to move, which takes an epoch and a plan."""
+"""Default time limit in seconds for agents to move. A move takes one epoch and one plan."""
 
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
@@ -239,9 +239,7 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     """
     name = check_id(host, "host")
     starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
-    start = (
-        int(str(starts[0])) if starts else 0
-    )  # the host generation, so that a resent request does not end a later process
+    start = int(str(starts[0])) if starts else 0  # names the process, so that a resent request ends no later one
     connection.ask(lambda client: client.end_host(name, connection.timeout, host_start=start))
     display.printer().result(
         document("HostEnded", host=name), lambda shown, tables: tables.line(f"host {shown['host']} is ended")
@@ -330,7 +328,7 @@ def _print_end(file: Path, lines: int) -> None:
 
 
 SCALE_S = 180.0
-"""Default time limit for processes to start and agents to move."""
+"""Default time limit in seconds for processes to start and agents to move."""
 
 WithinAll = Annotated[
     float, typer.Option("--within", min=1, metavar="SECONDS", help="Time limit of the whole command.")

@@ -1,4 +1,4 @@
-"""`snapline keys …`: make key files, and rotate and show the keys that a store is encrypted with (docs/protection.md).
+"""`snapline keys …`: create key files, and rotate and show the keys with which a store is encrypted (docs/protection.md).
 
 No command prints a secret.
 """

@@ -352,12 +352,12 @@ def _order_of_first(opened: BinaryIO) -> int:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a sort key that compares numbers in names by value."""
+    """Return a sort key by which numbers in names are compared by value, so that h2 comes before h10."""
     return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]
 
 
 LOOK_S = 0.25
-"""Interval between two reads with `--follow`."""
+"""Interval in seconds between two reads of the logs with `--follow`."""
 
 
 LinesOption = Annotated[

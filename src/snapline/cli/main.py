@@ -116,7 +116,7 @@ class AllCommands(Mapping[str, Any]):
 
 
 class RootGroup(TyperGroup):
-    """Root command with all top-level commands and groups."""
+    """The root command, which contains all top-level commands and groups."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
