@@ -18,7 +18,8 @@ The caller's duties:
 
 1. No process may delete epochs of the target meanwhile. A violation is detected. A deletion removes its manifest, then reads which packs
    other manifests name, and then removes packs. The copy writes its manifest, and then checks that the manifests which name the reused
-   packs still exist. If these manifests still exist, the deletion sees the copy's manifest. **Write first, then check; never the other way round.**
+   packs still exist. If these manifests still exist, the deletion sees the copy's manifest. **Write first, then check; never the other way
+   round.**
 2. No fleet may run on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
    which a fleet writes accepts only older epochs of this fleet, because the fleet will not use their numbers again. A fleet trusts
    its log, so it never rolls back to such an epoch without being asked to.
