@@ -95,7 +95,10 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
 
 def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
-    """Return an agent's checkpoint interval, and the time for which each capture stops a host's agents, both in seconds."""
+    """Return an agent's checkpoint interval, and the total time per interval for which captures stop a host's agents.
+
+    Both are in seconds.
+    """
     from snapline.protocols.names import is_autonomous
 
     interval = after.interval
