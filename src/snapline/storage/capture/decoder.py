@@ -382,7 +382,8 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` returns other readers to try if a chunk cannot be read, because compaction may have moved it."""
+        """Create the reader. `others` returns other readers to try if a chunk cannot be read, because compaction may have moved the
+        chunk."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch

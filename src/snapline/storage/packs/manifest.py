@@ -127,7 +127,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
         digest: digest of the checkpoint's plaintext, which is `size_bytes` bytes long.
         pack: index into the manifest's `packs`.
         offset: offset of the blob's header in the pack.
-        stored_bytes: length of the blob excluding its header, as stored with `codec`.
+        stored_bytes: length of the blob excluding its header, as stored with `codec` (0 plain, 1 lz4 block, plus 2 if encrypted).
         stored_digest: BLAKE3 of the stored bytes.
     """
 
