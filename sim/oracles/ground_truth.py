@@ -132,7 +132,7 @@ class WaitOracle:
     def on_over(
         self, t_ns: int, agent: str, place: TurnPosition, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
-        """Check the end of a wait, after which its turn continues. `faults` lists the faults executed so far."""
+        """Check that a wait has ended in time. `faults` lists the faults executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
