@@ -1,4 +1,4 @@
-"""The most important modules of a library: PageRank over its import graph, computed by a fleet of agents.
+"""Find the most important modules of a library, by computing PageRank over its import graph with a fleet of agents.
 
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
@@ -155,7 +155,7 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """Return the fleet. All arguments are text, as `--arg` passes them.
+    """Return the fleet. All arguments are strings, as `--arg` passes them.
 
     Args:
         source: directory whose modules are ranked. By default it is the standard library, unless `graph` is given.
@@ -165,7 +165,7 @@ def fleet(
         batch: number of seeds whose mass is sent together. Smaller batches mean more and smaller messages.
         part: number of seeds per message in the early rounds.
         tolerance: largest residual at the end, as a fraction of a seed's mass. It determines the number of rounds.
-        seconds: minimum run time; 0 for none.
+        seconds: minimum run time in seconds, or 0 for none.
         period: seconds between checkpoints, or 0 for no checkpoints.
         protocol: checkpointing protocol.
 
@@ -210,7 +210,8 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 def is_finished(cut: snapline.Cut) -> bool:
     """Return whether no message is in transit, no timer is set, and all rounds have been pushed. This is a stable property, since no agent
-    can then send a message any more."""
+    can then send a message any more.
+    """
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
