@@ -1,4 +1,5 @@
-"""`snapline demo`: run real work on real input, kill a host and the coordinator's leader meanwhile, and show that the result is exact.
+"""`snapline demo`: run real work on real input, kill a host and the coordinator's leader during the work, and show that the result is
+exact.
 
 The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). PageRank's mass is counted in integers, so an
 inconsistency of a single unit can be detected. A space-time picture, which is drawn from the hosts' own traces, shows some agents of every

@@ -1,7 +1,8 @@
 """Run a launch agent, which starts a launcher's processes on another machine as its children and watches them.
 
-    python -m snapline.deploy.launch_agent bridge FOLDER     connect the standard streams to FOLDER's launch agent; start it if necessary
-    python -m snapline.deploy.launch_agent serve FOLDER      run the launch agent until a launcher closes it or it has been idle for a while
+    python -m snapline.deploy.launch_agent bridge FOLDER     connect the standard streams to FOLDER's launch agent, and start it if
+    necessary python -m snapline.deploy.launch_agent serve FOLDER      run the launch agent until a launcher closes it or it has been idle
+    for a while
 
 The launcher reaches a launch agent through a program such as `ssh`, which runs a command on another machine. That command is called the
 *bridge*. The launch agent does not depend on a connection. If a connection breaks, the processes keep running, and the next connection from

@@ -1,4 +1,6 @@
-"""Run a fleet's processes in podman containers on this machine. Each host and coordinator has a container, such as FLEET-h1 or FLEET-c1.
+"""Run a fleet's processes in podman containers on this machine.
+
+Each host and coordinator has its own container, with a name such as FLEET-h1 or FLEET-c1.
 
 Containers survive their launcher. A new launcher finds the containers by name and takes them over, and `close` removes them all.
 Containers:

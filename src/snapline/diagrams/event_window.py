@@ -187,7 +187,7 @@ class EventLog:
         return positions
 
     def _record(self, position: int) -> Hashable:
-        """Return the key that is common to all events that a host's row shows as one mark. Return None if the event is shown by itself."""
+        """Return the key that is common to all events that a host's row shows as one mark. Return None if the event has its own mark."""
         traced = self.events[position]
         return (traced.host, traced.epochs) if traced.epochs and isinstance(traced.event, CheckpointTaken) else None
 

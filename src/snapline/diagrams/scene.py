@@ -7,9 +7,9 @@ the agents' records. Every part is at a *place*, which is a number that never de
 is a position in an order of events, a column, or a time in nanoseconds. Other modules convert their data to a `Scene`, and `svg` draws the
 scene. Relative to a cut, a message has one of three states (Chandy and Lamport 1985, section 2):
 
-- *in transit*: sent before the sender's record, and received after the receiver's record or never received;
-- *orphan*: sent after the sender's record and received before the receiver's record, which a consistent cut rules out (G1);
-- *ordinary*: both ends are on the same side of the cut.
+- *in transit*: The message was sent before the sender's record, and received after the receiver's record or never received.
+- *orphan*: The message was sent after the sender's record and received before the receiver's record. A consistent cut has no orphans (G1).
+- *ordinary*: Both ends of the message are on the same side of the cut.
 
 A fourth state does not depend on a cut: a message is *undone* if it was sent after the record to which a recovery rolled its sender back.
 """

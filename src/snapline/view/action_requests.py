@@ -1,6 +1,6 @@
 """Answer requests of operators for the pages of actions, confirmations and outcomes.
 
-This module authorizes the requests; `operator_actions.py` defines the actions.
+This module authorizes the requests, and `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing

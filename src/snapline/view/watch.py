@@ -31,7 +31,7 @@ ENDED = ("finished", "failed")
 
 
 class FleetCalls(Protocol):
-    """The requests that the screen *Fleet* sends to a fleet. They are a subset of the methods of `snapline.Client`."""
+    """The requests that the pages of the live fleet send to a fleet. They are a subset of the methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...
