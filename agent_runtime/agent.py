@@ -129,7 +129,7 @@ class Agent:
             this only if nobody else can write to the store.
         capture: how checkpoints are taken. With "copy" arrays are copied and all other values are encoded between two turns. With "fork" a
             child process encodes the state while the agent continues, which suits states with hundreds of thousands of small objects.
-            "fork" takes effect only in epochs of chandy-lamport; otherwise it is the same as "copy".
+            Outside epochs of chandy-lamport, "fork" is the same as "copy".
         retries: how often a message is retried before it becomes a dead letter. A number means that retries do not wait, and a tuple such
             as `(0.5, 5, 60)` gives the seconds to wait before each retry. While a message waits to be retried, the agent handles no other
             message, but checkpoints continue. After a recovery the message is retried immediately, and the count restarts. With on_error =

@@ -334,8 +334,8 @@ class Context:
             or without an annotation as plain values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: If the function raised, or its result cannot be encoded, in a durable turn. A plain turn gets the function's
-                own error.
+            StepFailedError: If the function raised, or its result cannot be encoded, in a durable turn. In a plain turn the function's own
+                error is raised.
             EncodingError: If the arguments cannot be encoded in a durable turn.
             DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
             UsageError: If `durability`, `retries` or a time is invalid.

@@ -8,7 +8,8 @@ After a recovery the handler runs again from the state at the start of its turn.
 and messages that have already left are not sent again. So a handler must make the same requests in the same order in every run. Values that
 could differ between runs (time, random numbers, external results) come from the journal.
 
-The runtime drives the handler's coroutine: the coroutine yields a `SegmentEnd`, and the runtime sends the finished entry into it (`host/turns.py`).
+The runtime drives the handler's coroutine. The coroutine yields a `SegmentEnd`, and the runtime sends the finished entry to the coroutine
+(`host/turns.py`).
 
 *Logged entries.* A completed step is written to the host log before its turn continues, so after a recovery the host log may contain
 results that the restored journal lacks. A repeated turn *adopts* these results as if the steps had ended immediately. Messages sent between
@@ -219,7 +220,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         seed: seed of the turn.
-        waits, timeout_ns, entries: see `SegmentEnd`.
+        waits, timeout_ns, entries: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
         intent: intent of the effect that the turn waits for, or None if the turn waits for something else.
     """
@@ -402,7 +403,7 @@ def _difference(known: JournalEntry, kind: str, name: str) -> str:
 
 
 def _line_of_handler() -> str:
-    """Return the innermost source line that is not in the runtime."""
+    """Return the file and line of the innermost frame that is not in the runtime."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back

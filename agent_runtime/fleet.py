@@ -69,9 +69,10 @@ class Fleet:
         name: the fleet's name, which must match `[A-Za-z0-9_.-]{1,128}`.
         agents: mapping from agent ids to agents, or to functions without arguments that create the agents. With functions, each host
             creates only its own agents. A function must create the same agent in every process.
-        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and Yang's stamps with Chandy
-            and Lamport's markers), "koo-toueg". With independent checkpoints: "uncoordinated", and the communication-induced protocols
-            "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md compares them).
+        protocol: the checkpointing protocol, which never changes during the fleet's life. The coordinated protocols are "chandy-lamport"
+            (Lai and Yang's stamps with Chandy and Lamport's markers) and "koo-toueg". The protocols with independent checkpoints are
+            "uncoordinated" and the communication-induced protocols "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas"
+            (docs/protocols.md compares them).
         triggers: conditions for taking checkpoints. Coordinated fleets accept one `Every` for all agents together. Without it, checkpoints
             are taken manually (`snapline snapshot create`). Agents that checkpoint independently do so as soon as one of `Every`,
             `EveryMessages` or `Adaptive` requires a checkpoint. Their default is every second. With `Manual()` only `ctx.checkpoint()` and

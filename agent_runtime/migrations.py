@@ -3,8 +3,8 @@
 *Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the versions of a class's state. A function marked
 `@migrates(Worker, from_version=3)` converts plain data of version 3 to plain data of version 4.
 
-*Plain data* is MessagePack data without declared types: records are dicts, sets and tuples are lists, enums are their values, UUIDs are text,
-histories are lists, blobs are bytes, and arrays stay arrays. So a migration step does not need the old class.
+*Plain data* is MessagePack data without declared types. Records become dicts, sets and tuples become lists, enums become their values,
+UUIDs become text, histories become lists, blobs become bytes, and arrays remain arrays. So a migration step does not need the old class.
 
 *Model.* A step is a pure function. It runs again, perhaps in another process, in each recovery to the same checkpoint. It runs in a worker
 thread, before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole:
@@ -108,7 +108,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
 
 
 def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Function], _Function]:
-    """Mark a function as the step from one version of an agent class's state to the next.
+    """Register a function as the migration step from one version of an agent class's state to the next.
 
         @snapline.migrates(Worker, from_version=3)
         def split_name(state: dict) -> dict: ...

@@ -200,8 +200,7 @@ def _present() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
-    """Return descriptions of the unawaited coroutines of this context's turn. `is_over` says that the turn has ended; otherwise it only
-    waits."""
+    """Return descriptions of the unawaited coroutines of this context's turn. If `is_over`, the turn has ended, otherwise it only waits."""
     noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
         descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]

@@ -71,7 +71,7 @@ class ChannelEnds:
     def wire(
         self, mode: HostMode, outlets: OutboxReleaser, membership: CreationBuffer, durable: ReplyWaitNotifier
     ) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
 
@@ -203,7 +203,7 @@ class ChannelEnds:
         self._shared.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
-        """Repeat queries that the coordinator may not have received."""
+        """Resend queries that the coordinator may not have received."""
         for request, agents in self.locating.items():
             self._shared.out.append(msg.LocateAgents(request, agents))
 
@@ -326,7 +326,7 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
-        """Connect this part to the parts above it. Functions on the hot path are bound to attributes here."""
+        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 

@@ -8,8 +8,8 @@ Hosts crash together with their agents, and may restart.
 Life of a message. When a turn ends, each message that it sent is put into the *outlet* of its channel. The message leaves when the channel
 has credit and the link has room. Only then does it get a sequence number, and a stamp with the sender's recorded epoch. Until then the
 message is *parked*: it is part of the outbox, and so of the sender's state, and is sent as a new message after a restore. At the receiver,
-the protocol processes the message, which then waits in the mailbox for its turn. It counts as received when that turn has ended. Messages
-between agents on the same host take the same path, but without a frame.
+the protocol processes the message, which then waits in the mailbox for its turn. The message counts as received when that turn has ended.
+Messages between agents on the same host take the same path, but without a frame.
 
 Life of an epoch (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the coordinator's
 directive, a marker, or a message with the epoch's stamp, whichever arrives first. From then on, each agent must record its state before its

@@ -92,7 +92,7 @@ class DurableTurns:
         self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     # ---- segments -------------------------------------------------------------------------------------------------

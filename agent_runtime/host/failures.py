@@ -73,7 +73,7 @@ class TurnDeaths:
         self._survived.clear()
 
     def welcomed(self) -> None:
-        """Repeat reports that the coordinator may not have received."""
+        """Resend reports that the coordinator may not have received."""
         self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
@@ -166,7 +166,7 @@ class HostFailures:
         self.deaths = TurnDeaths(shared)
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -175,7 +175,7 @@ class HostFailures:
         self.rollbacks.reset()
 
     def welcomed(self) -> None:
-        """Repeat reports that the coordinator may not have received."""
+        """Resend reports that the coordinator may not have received."""
         for agent, reason in self.failed.items():
             self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
@@ -243,7 +243,7 @@ class HostFailures:
 
 
 def last_line(text: str) -> str:
-    """Return the message of an error, without its traceback."""
+    """Return the last line of an error's text, which is the error's message without the traceback."""
     return text.rstrip().rpartition("\n")[2]
 
 

@@ -62,7 +62,7 @@ class ReplyWaiters:
         """Numbers of waiting requests, each with whether it accepts an early reply."""
 
     def wire(self, membership: AgentRetirement) -> None:
-        """Connect this part to the membership part above it."""
+        """Connect this part of the host core to the membership part above it."""
         self._membership = membership
 
     def reset(self) -> None:
@@ -254,7 +254,7 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
+        """Consume an input after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)

@@ -116,7 +116,7 @@ class OwnLog:
         self.is_sealed = False
 
     def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._inputs, self._steps = inputs, steps
 
     @property
@@ -270,10 +270,10 @@ class StepLog:
         self._orphans: dict[str, list[LoggedEntry]] = {}
         """Entries of agents that are not in the plan."""
         self._has_warned = False
-        """Whether the warning that the store accepts no logs was written."""
+        """Whether a warning has been logged that the store accepts no host logs."""
 
     def wire(self, effects: MarkHandler) -> None:
-        """Connect this part to the part above it that handles effects."""
+        """Connect this part of the host core to the part above it that handles effects."""
         self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------

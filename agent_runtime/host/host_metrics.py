@@ -3,10 +3,10 @@
 The host's adapter takes the times of epochs, once for each agent and epoch, and only if metrics are enabled. In chronological order, they
 are:
 
-    heard      the coordinator's message; or the first record, if a marker or a stamp came earlier
-    recorded   for each agent: the start delay ends; the capture is the agent's pause
-    closed     no message of the epoch can arrive any more: recording ends, and so does the wait for markers
-    stored     the host's part is durable, and reported
+    heard      The coordinator's message has arrived, or, if a marker or a stamp came earlier, the first agent has recorded.
+    recorded   An agent has recorded its state. This ends its start delay. The agent pauses only for its capture.
+    closed     No message of the epoch can arrive any more. This ends the recording of channels and the wait for markers.
+    stored     The host's part is durable, and has been reported.
 """
 
 import time

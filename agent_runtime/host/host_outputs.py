@@ -62,7 +62,7 @@ class Outputs:
         """Numbers of the last released outputs, by agent, as reported while the plan's agents were loading."""
 
     def wire(self, membership: AgentRetirement, effects: EffectCaller) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------

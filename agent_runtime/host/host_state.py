@@ -467,7 +467,7 @@ class HostCounts:
         turns: number of turns that succeeded.
         dead_letters: number of new dead letters of this host's agents, and of messages to departed agents.
         checkpoints, forced: number of checkpoints under a logged protocol, and number of these that the protocol forced.
-            put_off: number of basic checkpoints deferred because the store was busy.
+        put_off: number of basic checkpoints deferred because the store was busy.
         piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of their piggybacks.
         effects: number of effects by recorded outcome. Completed compensations count as "undone".
         plans, first_plan_ns: number of applied plans, and time of the first plan. Each later plan means a recovery of the fleet.

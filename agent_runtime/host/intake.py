@@ -125,7 +125,7 @@ class Intake:
             self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """Try to append the batch; this runs in a thread. Return whether the log contains the batch, or the reason why this is unknown."""
+        """Try to append the batch, in a thread. Return whether the log contains the batch, or the reason why this is unknown."""
         command = flight.command
         try:
             store = self._environment.open_store()

@@ -78,7 +78,7 @@ class HostLinks:
     def wire(
         self, mode: HostMode, ends: ChannelEndsInterface, outlets: OutletUnparker, mailboxes: MessageReceiver
     ) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
     def judge(self, hello: LinkHello) -> Refused | None:

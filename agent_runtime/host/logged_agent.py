@@ -77,7 +77,7 @@ class Tentative:
 
 
 class LoggedAgent:
-    """The part of a `LocalAgent` that only logged fleets need.
+    """State of one agent that only fleets with sender logs need.
 
     Attributes:
         admitted: whether the rule has already processed the message of the next, or retried, turn.

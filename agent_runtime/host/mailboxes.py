@@ -110,7 +110,7 @@ class Mailboxes:
         inputs: InputConsumer,
         durable: DurableTurnRunner,
     ) -> None:
-        """Connect this part to the parts above it. Functions on the hot path are bound to attributes here."""
+        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
@@ -400,7 +400,7 @@ class Mailboxes:
         outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
         if outlet is not None:
             outlet.credit = credit
-            if inlet.owner is not None:  # otherwise the caller is `unpark`, which goes on
+            if inlet.owner is not None:  # otherwise `unpark` is running and continues by itself
                 self._outlets.unpark(outlet)
 
     # ---- invariants -----------------------------------------------------------------------------------------------

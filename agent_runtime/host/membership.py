@@ -62,7 +62,7 @@ class Membership:
         """Messages that have arrived for agents that are being created, by agent. A payload of None stands for the opening of a channel."""
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the host mode above it."""
+        """Connect this part of the host core to the host mode above it."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -71,7 +71,7 @@ class Membership:
             pending.clear()
 
     def welcomed(self) -> None:
-        """Repeat the requests that the coordinator may not have received."""
+        """Resend the requests that the coordinator may not have received."""
         shared = self._shared
         for request, (_, requested) in self.reservations.items():
             shared.out.append(msg.ReserveAgents(request, shared.plan, requested))

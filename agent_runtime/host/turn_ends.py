@@ -29,7 +29,7 @@ from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
-    """Handles the outcomes of the turns of the agents on this host.
+    """Handles the outcomes of turns of this host's agents.
 
     An agent may fail during or just before its turn, for example because a forced checkpoint could not be taken. The turn's changes are
     then lost together with the state. The turn's message counts as not received, and none of the turn's messages are sent, since otherwise
@@ -62,7 +62,7 @@ class TurnEnds:
         self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the host mode above it."""
+        """Connect this part of the host core to the host mode above it."""
         self._mode = mode
 
     @property

@@ -78,7 +78,7 @@ def open_store(
 
 
 def _paths(given: _Path | Sequence[_Path]) -> list[Path]:
-    """Return one path, or several, as a list."""
+    """Return a single path or a sequence of paths as a list."""
     return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
 
 

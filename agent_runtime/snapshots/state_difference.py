@@ -140,7 +140,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
     if old is None or new is None or not old.chunk_bytes or old.chunk_bytes != new.chunk_bytes:
         yield 0, before.whole(), after.whole()
         return
-    if old.chunk_bytes % item_bytes:  # An element crosses a chunk boundary.
+    if old.chunk_bytes % item_bytes:  # elements cross chunk boundaries
         if old.digests != new.digests:
             yield 0, before.whole(), after.whole()
         return
@@ -268,7 +268,7 @@ class StateChanges:
         return bool(self.shown)
 
     def add(self, path: str, change: str, **fields: object) -> None:
-        """Add one change."""
+        """Add one change, or only count it if the limit is reached."""
         if len(self.shown) < self._most:
             self.shown.append({"path": path, "change": change, **fields})
         else:

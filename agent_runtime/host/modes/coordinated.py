@@ -381,7 +381,8 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        """Refuse the epochs. Without an image the agent would be stored as unborn, so this host's part must never be reported."""
+        """Refuse the epochs for which an agent's image could not be taken. Without an image the agent would be stored as unborn, so this
+        host's part must never be reported."""
         for number in event.epochs:
             self._refuse(number, event.reason)
 

@@ -382,7 +382,7 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Count the turn. If its message came over a channel, `consumed` has already recorded that the agent has changed."""
+        """Count a turn that has ended. If its message came over a channel, `consumed` has already recorded that the agent has changed."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:

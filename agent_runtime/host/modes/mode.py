@@ -127,7 +127,7 @@ class HostMode(Protocol):
         """Handle a plan whose agents and channels have been loaded."""
 
     def welcomed(self) -> None:
-        """Repeat messages that the coordinator may not have received."""
+        """Resend messages that the coordinator may not have received."""
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Handle the outcome of an epoch."""
@@ -164,7 +164,7 @@ class EpochRequest:
         self._take_resolution = False
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     def say(self, agent: LocalAgent) -> None:
@@ -179,6 +179,6 @@ class EpochRequest:
         self._take_resolution = False
 
     def welcomed(self) -> None:
-        """Repeat messages that the coordinator may not have received."""
+        """Resend messages that the coordinator may not have received."""
         if self._take_resolution:
             self._shared.out.append(msg.WantEpoch(self._shared.plan))
