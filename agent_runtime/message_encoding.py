@@ -70,8 +70,8 @@ def encode_ordered(value: object) -> bytes:
 
 @functools.cache
 def has_one_order(declared: Any) -> bool:
-    """Return whether `encode_body` encodes equal values of this type to the same bytes in every process. Values that may contain sets are
-    not.
+    """Return whether `encode_body` encodes equal values of this type to the same bytes in every process. This is false for types that may
+    contain sets.
 
     Custom types other than arrays may contain sets, so the result for them is False.
     """

@@ -116,7 +116,7 @@ def _line(frame: Any) -> str:
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
     """Run the block outside any asyncio task. Otherwise `asyncio.timeout` in a durable handler would cancel the host's task.
 
-    While the block runs, `make_task` is the event loop's task factory, which lets the block create no task.
+    While the block runs, `make_task` is the event loop's task factory. It prevents the block from creating tasks.
     """
     loop = asyncio._get_running_loop()  # it returns None in the simulator
     if loop is None:

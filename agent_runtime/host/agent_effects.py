@@ -227,7 +227,8 @@ class AgentEffects:
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and then undone in a discarded history."""
+        """Return whether the open effect was done and then undone in a discarded history. If so, this history has not requested the effect
+        again yet."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False

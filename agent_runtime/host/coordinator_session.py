@@ -99,8 +99,8 @@ class Session:
         """Run the stream until cancelled.
 
         Raises:
-            AuthenticationError: If the host and the coordinators have never trusted each other for longer than a certificate rotation may
-                take.
+            AuthenticationError: If the host and the coordinators have never trusted each other, and a certificate rotation cannot be the
+                reason any more.
             UsageError: If no coordinator has ever answered, and only one side uses TLS.
         """
         warned = False

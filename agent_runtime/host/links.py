@@ -147,7 +147,8 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """Knock at the peer, and schedule the next knock. A host that was lost has no address, so it is not knocked at."""
+        """Knock at the peer, and schedule the next knock. A lost host has no address, so no knock is sent to it, and the next plan ends
+        this link."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
