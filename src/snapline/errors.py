@@ -191,7 +191,7 @@ class AnswerMissingError(UnknownOutcomeError):
 
 
 class InputDeadLetteredError(ExternalFailureError):
-    """The input was accepted under `number`, but no turn could process it. It is now a dead letter, and has no answer."""
+    """The input was accepted under `number`, but no turn could process it. The input is now a dead letter, and has no answer."""
 
     exit_code = 3
     agent = key = ""

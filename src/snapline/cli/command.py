@@ -3,7 +3,7 @@
 A command may take a dataclass such as `Connection` as a parameter. The dataclass's fields become options of the command, and the command
 receives an instance with their values. So options that many commands share are defined only once.
 
-The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md). It prints a traceback only on request.
+The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md). The wrapper prints a traceback only on request.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Run the fork server, from which a launcher's children are forked (`deploy/child.py`).
 
-It has already imported everything, and has a single thread.
+The fork server has already imported everything, and has a single thread.
 
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 

@@ -1,7 +1,7 @@
 """`snapline host …`, `scale` and `restart`: query and control single hosts, or all hosts of a running fleet.
 
-Some commands move agents or restart processes in several steps. They poll the fleet's status until each step has taken effect. `host run`
-is in `processes.py`.
+Some commands move agents or restart processes in several steps. These commands poll the fleet's status until each step has taken effect.
+`host run` is in `processes.py`.
 """
 
 import asyncio

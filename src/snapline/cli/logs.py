@@ -42,7 +42,7 @@ FINAL_ERROR_PREFIXES = ("snapline: ", "Fatal Python error: ")
 so that filters show them."""
 
 ENTRY_CHARACTERS_MAX = 1 << 20
-"""Largest size of an entry in characters. It limits the memory that endless output without times requires."""
+"""Largest size of an entry in characters. This size limits the memory that endless output without times requires."""
 
 _NS_PER = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

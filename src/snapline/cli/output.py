@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 API_VERSION = "snapline/v1"
-"""Version of all JSON documents. It changes when the name or meaning of a field changes."""
+"""Version of all JSON documents. The version changes when the name or meaning of a field changes."""
 
 Document = Mapping[str, object]
 
 PIPE_WIDTH = 500
-"""Width in characters of tables that are not printed to a terminal. It is large, so that nothing is cut off or wrapped."""
+"""Width in characters of tables that are not printed to a terminal. The width is large, so that nothing is cut off or wrapped."""
 
 PREVIEW_CHARACTERS_MAX = 300
 """Largest number of characters of a state or message in a table. JSON contains all of it."""

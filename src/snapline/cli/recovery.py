@@ -267,7 +267,7 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
 def _show_autonomous_line(result: Document, tables: DocumentTables) -> None:
     """Print the recovery line of an autonomous fleet.
 
-    It has a checkpoint for each rolled-back agent, and "live" for each agent that is not rolled back.
+    The line has a checkpoint for each rolled-back agent, and "live" for each agent that is not rolled back.
     """
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0

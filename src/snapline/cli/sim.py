@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVERY = "all"
 
 WORK_WITHIN = "5m"
-"""Time limit, in virtual time, for the work of a user's fleet. It is ten times the time that built-in workloads take."""
+"""Time limit, in virtual time, for the work of a user's fleet. The limit is ten times the time that built-in workloads take."""
 
 
 ProtocolsOption = Annotated[

@@ -25,8 +25,8 @@ SEEDS_MAX = 10_000_000
 GIT_TIMEOUT_S = 5.0
 
 DEFAULT_FAULTS: Final = "crashes"
-"""Template of the faults for a user's own fleet. It is the same as in `sim/checking.py`, which is not imported here so that --help stays
-fast."""
+"""Template of the faults for a user's own fleet. The template is the same as in `sim/checking.py`, which is not imported here so that
+--help stays fast."""
 
 HOSTS: Final = 3
 COORDINATORS: Final = 3

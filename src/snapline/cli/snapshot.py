@@ -446,7 +446,7 @@ def catalog_path(store: "Store") -> Path | None:
 
 
 def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:
-    """Return the document of one snapshot. It contains the states and the messages in transit of all agents, or of only `agent`.
+    """Return the document of one snapshot. The document contains the states and the messages in transit of all agents, or of only `agent`.
 
     Raises:
         NotFoundError: If the snapshot or the agent does not exist.

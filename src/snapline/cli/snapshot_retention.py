@@ -204,7 +204,7 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """Return the document of the snapshots to keep and to delete. It is read from the manifests, rather than from a catalog."""
+    """Return the document of the snapshots to keep and to delete. The document is read from the manifests, rather than from a catalog."""
     from snapline.storage.retention.epoch_retention import retained
     from snapline.storage.store.catalog import read_summaries, snapshot_time
 

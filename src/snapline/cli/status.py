@@ -105,7 +105,7 @@ def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> No
 
 CLIENT_NAME = "top"
 LINES = 10_000
-"""Number of lines that are drawn without a terminal. It is large enough to show everything."""
+"""Number of lines that are drawn without a terminal. The number is large enough to show everything."""
 
 
 @command

@@ -226,7 +226,7 @@ ERROR_PREFIX = "snapline: "
 """Prefix of the error line that a failed command prints."""
 
 NICENESS = 5
-"""CPU niceness of the view. It is set after the view has started to listen, because startup would otherwise be too slow."""
+"""CPU niceness of the view. The niceness is set after the view has started to listen, because startup would otherwise be too slow."""
 
 LOOK_S = 0.1
 """Interval in seconds between two polls for the leader and for the view's address."""

@@ -14,11 +14,11 @@ Imports take most of a process's start time. So a launcher starts one *fork serv
 everything, and sends it requests over a socket pair. Each request carries the file descriptor of the child's log. The server is safe to
 fork because it has a single thread, and has imported gRPC but does not use it.
 
-The server is the parent of the forked children. They die with the server, and the server dies with its launcher. The server reports each
-exit, but reaps the child only when the launcher commands it. Until then the child's process id is not reused, so a signal never reaches
-another process.
+The server is the parent of the forked children. The children die with the server, and the server dies with its launcher. The server reports
+each exit, but reaps the child only when the launcher commands it. Until then the child's process id is not reused, so a signal never
+reaches another process.
 
-The launcher does not depend on the server. It starts the child as a new program in these cases:
+The launcher does not depend on the server. The launcher starts the child as a new program in these cases:
 
 - The imported code has changed on disk, so the server refuses the request.
 - The command does not run snapline.

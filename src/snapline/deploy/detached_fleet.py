@@ -1,9 +1,9 @@
 """Supervise a fleet on other machines or in containers from a background process on this machine.
 
 `snapline up` starts the background process and returns. The process reads `plan.json`, which contains no secrets, in the fleet's local
-folder. It writes the coordinator's address to the same folder, as a local fleet does. If the process is killed, the fleet keeps running,
-and the next `snapline up` starts a new process that takes the fleet over. The process requires the launcher's programs: `ssh`, podman, or
-Slurm's programs on a machine of the cluster.
+folder. The process writes the coordinator's address to the same folder, as a local fleet does. If the process is killed, the fleet keeps
+running, and the next `snapline up` starts a new process that takes the fleet over. The process requires the launcher's programs: `ssh`,
+podman, or Slurm's programs on a machine of the cluster.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
 
 
 def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
-    """Read and return the current certificate files of one process. They may have been renewed or added since the last call.
+    """Read and return the current certificate files of one process. The files may have been renewed or added since the last call.
 
     Raises:
         ExternalFailureError: If a file is missing. A later attempt to start the process may succeed.

@@ -250,7 +250,8 @@ UNREACHED_S = 10.0
 """Time in seconds, in addition to the grace period, for which `stop` waits for an unreachable launch agent."""
 
 CLOSE_S = 30.0
-"""Time limit in seconds for a launch agent to end its processes. It includes two seconds of grace and a margin for a busy machine."""
+"""Time limit in seconds for a launch agent to end its processes. The limit includes two seconds of grace and a margin for a busy
+machine."""
 
 Dial = Callable[[], Awaitable[LaunchAgentConnection]]
 
@@ -302,7 +303,7 @@ class LaunchAgentClient:
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...] = ()) -> Handle:
         """Same as `Launcher.start`, but also register the command `shutdown`.
 
-        It runs before the process is ended because of Slurm's time limit.
+        This command runs before the process is ended because of Slurm's time limit.
         """
         request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), shutdown=shutdown)
         handle = (await self._call(request)).handle

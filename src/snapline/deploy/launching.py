@@ -133,7 +133,8 @@ MOVE_GRACE_S, RESTART_GRACE_S = 0.3, 10.0
 """Time in seconds that the coordinator waits for a lost host before it moves the host's agents.
 
 `MOVE_GRACE_S` applies if lost hosts are not restarted, and gives the launcher enough time to report the cause of the exit.
-`RESTART_GRACE_S` applies otherwise. It is longer than a process start on a busy machine, because moving agents costs more than waiting."""
+`RESTART_GRACE_S` applies otherwise. `RESTART_GRACE_S` is longer than a process start on a busy machine, because moving agents costs more
+than waiting."""
 
 
 class Commands(Protocol):
@@ -142,7 +143,7 @@ class Commands(Protocol):
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """Return the command line of coordinator replica `name`, which listens at `address`.
 
-        `members` maps the id of each replica to its address. It is empty if there is only one coordinator.
+        `members` maps the id of each replica to its address. `members` is empty if there is only one coordinator.
         """
         ...
 

@@ -188,7 +188,7 @@ class LocalFleet(LaunchedFleet):
 
         Args:
             commands: builder of the children's command lines. The default runs snapline's own processes.
-            data_dir: folder for everything that the fleet writes. It is created if missing.
+            data_dir: folder for everything that the fleet writes. The folder is created if missing.
             fleet: `MODULE:FLEET`.
             hosts: number of host processes, named `h1` to `hN`.
             coordinators: 1, 3 or 5. A single coordinator is named `coordinator`, and several replicas are named `c1`, `c2` …

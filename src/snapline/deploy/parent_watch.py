@@ -1,8 +1,8 @@
 """Run a command that the kernel kills as soon as its launcher dies.
 
 Usage: `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. This program asks Linux to send it a SIGKILL when its parent dies
-(PR_SET_PDEATHSIG), and then executes PROGRAM. The request survives `execv`. It is not a function that runs between fork and exec, because
-the launcher has gRPC's threads. After a fork of a process with threads, only async-signal-safe code may run.
+(PR_SET_PDEATHSIG), and then executes PROGRAM. The request survives `execv`. This program is not a function that runs between fork and exec,
+because the launcher has gRPC's threads. After a fork of a process with threads, only async-signal-safe code may run.
 
 The kernel watches the *thread* that started the child, so start children from a thread that lives as long as the launcher.
 """

@@ -149,7 +149,7 @@ IMAGE = "snapline"
 """Name of the image that docs/deploy.md builds."""
 
 SECRETS = "/run/secrets"
-"""Folder for podman's secrets in a container. It is a file system of its own, because secrets cannot be mounted on a read-only file
+"""Folder for podman's secrets in a container. The folder is a file system of its own, because secrets cannot be mounted on a read-only file
 system."""
 
 CONFINED = (
@@ -161,8 +161,8 @@ CONFINED = (
     "label=disable",
     "--read-only",
 )
-"""Options that confine a container. It gets no capabilities and cannot use set-user-id programs, and only its volumes and `/tmp` are
-writable. Volumes are the user's folders, so they are not relabelled."""
+"""Options that confine a container. The container gets no capabilities and cannot use set-user-id programs, and only its volumes and `/tmp`
+are writable. Volumes are the user's folders, so they are not relabelled."""
 
 SIGNALLED = 128
 """Base of the exit code of a container whose process was killed by a signal. The exit code is this base plus the signal number."""
@@ -186,9 +186,9 @@ class PodmanLauncher:
 
         Args:
             fleet: name of the fleet, which the names of containers and secrets contain.
-            data_dir: folder for the coordinators' files and logs. It is mounted as a volume at the same path.
+            data_dir: folder for the coordinators' files and logs. The folder is mounted as a volume at the same path.
             image: image that contains snapline and the agents' dependencies.
-            folder: folder with the fleet's code. It is mounted as a read-only volume, and is the processes' working directory.
+            folder: folder with the fleet's code. The folder is mounted as a read-only volume, and is the processes' working directory.
             volumes: other folders that the processes need, such as the store's folder.
             files: certificates and keys of each process, which containers receive as podman secrets.
             program: the podman program, with options if necessary.

@@ -68,7 +68,8 @@ from snapline.security.transport import is_loopback
 class PrivateFiles:
     """Certificates and keys for the processes that this process starts.
 
-    The files are in memory, and only this process's user can read them. They disappear when this process exits, even if its node is killed.
+    The files are in memory, and only this process's user can read them. The files disappear when this process exits, even if its node is
+    killed.
     """
 
     def __init__(self) -> None:
@@ -521,7 +522,8 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
     Raises:
         NotFoundError: If no fleet of this name is on the cluster.
         UsageError: If the fleet has no certificates, or `folder` lacks one that it needs.
-        UnknownOutcomeError: If some processes do not run after `timeout_s` seconds. They receive their certificates when they start.
+        UnknownOutcomeError: If some processes do not run after `timeout_s` seconds. These processes receive their certificates when they
+            start.
     """
     supervisor = cluster.actor(SUPERVISOR_NAME)
     if supervisor is None:

@@ -1,8 +1,8 @@
 """Run a whole fleet with the given launcher. Start, watch and restart one, three or five coordinator processes and N host processes.
 
-This module is the driver of the core in `deploy/supervisor.py`. It carries out the supervisor's commands through a `Launcher`, and reads
-the fleet's status from the coordinator. It reports a dead host to the coordinator immediately, before the host's broken stream shows the
-loss. The report is only a hint for the failure detector, and the coordinator decides.
+This module is the driver of the core in `deploy/supervisor.py`. The driver carries out the supervisor's commands through a `Launcher`, and
+reads the fleet's status from the coordinator. The driver reports a dead host to the coordinator immediately, before the host's broken
+stream shows the loss. The report is only a hint for the failure detector, and the coordinator decides.
 
 A file in the fleet's folder contains the target number of hosts, which the supervising process applies (`follow`). The file exists only
 while the supervising process runs. The next start of the fleet writes it again.
@@ -77,7 +77,8 @@ SINGLE_COORDINATOR = "coordinator"
 """Name of the coordinator process in a fleet with a single coordinator."""
 
 POLL_S = 0.2
-"""Interval in seconds between status requests to the coordinator. It is short enough for a progress line, and long enough to be cheap."""
+"""Interval in seconds between status requests to the coordinator. The interval is short enough for a progress line, and long enough to be
+cheap."""
 
 CALL_TIMEOUT_S = 2.0
 """Time limit in seconds for one call to the coordinator. The coordinator is close by, and the next poll follows soon."""

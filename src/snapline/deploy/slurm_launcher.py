@@ -7,8 +7,8 @@ request to Slurm runs one of Slurm's programs (`Slurm`), whose output this modul
   reports the loss immediately. The next start waits until the element runs again, at first without a process. A process that survives on
   the old node belongs to a replaced host, so its messages are rejected (G9).
 - *Time limit*: Slurm warns the workers of hosts in advance. The worker then requests a last snapshot, ends its process and is requeued.
-- *Coordinators* keep their addresses, and therefore their nodes. Their elements are not requeued. Instead, a new element requests the same
-  node.
+- *Coordinators* keep their addresses, and therefore their nodes. The elements of coordinators are not requeued. Instead, a new element
+  requests the same node.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Element(msgspec.Struct, frozen=True):
 
 
 UNNUMBERED_INDEX = 999
-"""Index of a process whose name has no number. It is above the largest number of hosts and below Slurm's usual limit."""
+"""Index of a process whose name has no number. The index is above the largest number of hosts and below Slurm's usual limit."""
 
 
 def split_name(name: str) -> tuple[str, int]:

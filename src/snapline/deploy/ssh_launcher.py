@@ -33,7 +33,7 @@ from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""Options of `ssh`. They close a connection that has been unresponsive for 15 seconds, and the launcher then reconnects."""
+"""Options of `ssh`. These options close a connection that has been unresponsive for 15 seconds, and the launcher then reconnects."""
 
 PYTHON = "python3"
 

@@ -1,7 +1,7 @@
 """Decide which processes to start and restart, and when the fleet has ended. The supervisor is a core that every launcher uses.
 
-The supervisor decides nothing about agents. It restarts dead processes after increasing pauses, and gives up after too many consecutive
-failures:
+The supervisor decides nothing about agents. The supervisor restarts dead processes after increasing pauses, and gives up after too many
+consecutive failures:
 
 - A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet keeps running while a majority runs,
   even if one replica fails permanently.
@@ -504,7 +504,8 @@ class _Place:
         exit: the process's last exit, or None before its first exit.
         started_ns: time at which the process started, or None if it has not started yet.
         failures: number of consecutive failures.
-        message_deaths: number of these failures that a message caused. They lengthen the pause, but do not make the supervisor give up.
+        message_deaths: number of these failures that a message caused. Such failures lengthen the pause, but do not make the supervisor
+            give up.
         pauses: number of pauses so far. Only the end of the newest pause has an effect.
         is_kept_down: whether only a request restarts the process.
         is_given_up: whether the process is a replica that failed too often. The other replicas continue without it.

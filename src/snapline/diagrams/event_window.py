@@ -2,8 +2,8 @@
 
 An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an
 agent or, if there are too many agents, to a host. Markers are sent from host to host, so each host also has its own row above its agents. A
-picture that has only rows of hosts omits messages within a host. It shows the records of a host's agents for one epoch as a single mark at
-the last record.
+picture that has only rows of hosts omits messages within a host. Such a picture shows the records of a host's agents for one epoch as a
+single mark at the last record.
 
 For vector clocks, each row is a process. A recovery starts a new process for each row that it rolls back. For example, the process `a#3`
 continues from the checkpoint of `a` on the recovery line of plan 3, so undone events are not in its past.
@@ -96,7 +96,7 @@ class EventLog:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Return the undone events and the cuts. They are computed when the first picture is drawn."""
+        """Return the undone events and the cuts. The result is computed when the first picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -445,7 +445,7 @@ def draw_window(
 ) -> str:
     """Return the picture as the text of an SVG file.
 
-    If `href` is given, the picture is part of a page. Its events are links, and a script keeps the names visible.
+    If `href` is given, the picture is part of a page. The picture's events are links, and a script keeps the names visible.
     """
     scene = scene_of(event_log, window, chosen, href=href)
     is_part = href is not None
@@ -464,7 +464,7 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Builds the scene of one picture. Its places are columns, and `shown` contains the position of each column."""
+    """Builds the scene of one picture. The scene's places are columns, and `shown` contains the position of each column."""
 
     def __init__(self, event_log: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._event_log = event_log

@@ -31,7 +31,8 @@ STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orph
 """Message states, from the least to the most important. More important states are drawn on top. A marker is not a message of an agent."""
 
 Ticks = Callable[[float], Iterable[tuple[Position, str]]]
-"""Function that returns the positions and texts of the axis's ticks. Its argument is the smallest distance between two ticks, in places."""
+"""Function that returns the positions and texts of the axis's ticks. The function's argument is the smallest distance between two ticks, in
+places."""
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):

@@ -12,8 +12,8 @@ script. The same scene always gives the same bytes.
 
 `Plot` computes the positions of the parts of a scene, in pixels. The tracks above the lanes show when hosts are up or down, the epochs with
 their outcomes, the faults, and the final phase without faults. Epochs and faults overlap, so the bars of a track are packed into as many
-rows as needed. They are placed first-fit in the order of their starts, with space for labels. A complete epoch is filled, an aborted one is
-crossed out, an open one has a dashed border, and a crash is a cross.
+rows as needed. The bars are placed first-fit in the order of their starts, with space for labels. A complete epoch is filled, an aborted
+one is crossed out, an open one has a dashed border, and a crash is a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ BARS_MAX = 500
 """Largest number of bars of one track. If there are more, the bars nearest to the end of the run are drawn."""
 
 CHARACTER_PX = 6.6
-"""Approximate width in pixels of a character in an 11-pixel font. It is an overestimate."""
+"""Approximate width in pixels of a character in an 11-pixel font. This width is an overestimate."""
 
 X = Callable[[Position], float]
 
@@ -158,7 +158,10 @@ class Plot(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(scene: Scene, *, step_min: float = 0) -> "Plot":
-        """Compute the layout of a scene. Its width is `WIDTH`, or more if a unit of places would otherwise be narrower than `step_min`."""
+        """Compute the layout of a scene.
+
+        The layout's width is `WIDTH`, or more if a unit of places would otherwise be narrower than `step_min`.
+        """
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
         left = max(32 + 7 * longest, 96 if scene.tracks else 0)
         span = max(scene.last - scene.first, 1e-9)

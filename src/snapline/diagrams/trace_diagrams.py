@@ -7,10 +7,10 @@ line are those of `scene`, except for orphans. Here an *orphan* is a message who
 than its receive, so that the message forced its receiver to roll back.
 
 `analysis_html` creates one page on which readers click the agents that fail, and step through the domino effect round by round. The page
-needs no network. It contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The
-script computes the rounds of any failure in the same way as `execution.rounds` in Python, and redraws the picture. A test compares the two
-implementations. The domino effect is computed for the whole trace, even if the picture shows only a window. The same trace always gives the
-same bytes.
+needs no network. The page contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`).
+The script computes the rounds of any failure in the same way as `execution.rounds` in Python, and redraws the picture. A test compares the
+two implementations. The domino effect is computed for the whole trace, even if the picture shows only a window. The same trace always gives
+the same bytes.
 """
 
 import json
@@ -33,7 +33,7 @@ EVENTS_MAX = 400
 """Largest number of columns if no window is given. More columns would be too narrow to distinguish on a screen."""
 
 Window = tuple[int, int]
-"""The first and the last position shown, both inclusive. It is (0, -1) for a trace without events."""
+"""The first and the last position shown, both inclusive. The window is (0, -1) for a trace without events."""
 
 
 def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:

@@ -99,7 +99,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     Attributes:
         imports: for each module, the modules that it imports.
-        seeds: modules at which walkers start. They may contain duplicates.
+        seeds: modules at which walkers start. The seeds may contain duplicates.
         shards: number of shards.
         batch: number of seeds whose mass is sent together. The last batch may be smaller.
         rounds: number of rounds.
@@ -170,7 +170,7 @@ class ShardState(msgspec.Struct):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Mass for one shard. It has distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
+    """Mass for one shard. The flow has distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
 
     shard: int
     round: int
@@ -288,7 +288,10 @@ def is_settled(state: ShardState, batch: int) -> bool:
 
 
 def is_ready(state: ShardState, batch: int) -> bool:
-    """Return whether the next push may be done. Its pause must have ended, and all mass of the last round must have arrived."""
+    """Return whether the next push may be done.
+
+    The pause before the push must have ended, and all mass of the last round must have arrived.
+    """
     pushed = state.pushed[batch]
     if not state.is_due[batch] or pushed == state.rounds:
         return False

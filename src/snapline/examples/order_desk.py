@@ -30,7 +30,7 @@ CREDIT_MOST = 70
 """Largest amount that the ledger books. The payment service accepts payments up to 100."""
 
 CALL_S = 600.0
-"""Timeout of a call in seconds. It is longer than any recovery, so that a late answer is not mistaken for a missing answer."""
+"""Timeout of a call in seconds. The timeout is longer than any recovery, so that a late answer is not mistaken for a missing answer."""
 
 PAY_S = 2.0
 """Time limit in seconds for a request to the payment service. If a crash interrupts a request, the service is queried for the request's

@@ -71,7 +71,7 @@ class Done(snapline.Message):
 
 
 class Entry(snapline.Message, frozen=True):
-    """One entry in the ledger's book. It records that an order's money was paid out, or that the order's change was returned."""
+    """One entry in the ledger's book. An entry records that an order's money was paid out, or that the order's change was returned."""
 
     id: int
     amount: int
@@ -190,7 +190,7 @@ class Worker(snapline.Agent):
 
 
 class Printer(snapline.Agent):
-    """An agent that represents a receipt. It sends its fee to the ledger and stops."""
+    """An agent that represents a receipt. The agent sends its fee to the ledger and stops."""
 
     state: Paper
 

@@ -1,6 +1,6 @@
 """Run a payment service for the examples.
 
-It is a separate program that serves HTTP on this machine, uses only the standard library, and does not depend on fleets.
+The service is a separate program that serves HTTP on this machine, uses only the standard library, and does not depend on fleets.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     python -m snapline.examples.payment_service payments.jsonl -- sh -c 'snapline run … --arg service=$PAYMENTS'

@@ -30,7 +30,7 @@ from snapline.examples.payments import Receipt, pay
 CLERKS = 4
 
 CALL_S = 600.0
-"""Timeout of a customer's call in seconds. It is longer than any recovery."""
+"""Timeout of a customer's call in seconds. The timeout is longer than any recovery."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Waiting times in seconds before the service is called again, because it may be starting."""

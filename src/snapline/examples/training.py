@@ -1,7 +1,7 @@
 """Train one small network with several agents. Each agent uses its own data, and the mean of their gradients keeps the agents synchronized.
 
-A checkpoint of a training must contain more than the weights. It must also contain the momentum, the random state of dropout, and the
-gradients in transit. A cut of the fleet contains all of these, so a fleet that was killed ends with exactly the same weights as a fleet
+A checkpoint of a training must contain more than the weights. A checkpoint must also contain the momentum, the random state of dropout, and
+the gradients in transit. A cut of the fleet contains all of these, so a fleet that was killed ends with exactly the same weights as a fleet
 that was not.
 
     pip install 'snapline[torch]'
@@ -66,7 +66,7 @@ def build() -> tuple[Any, Any]:
 
 
 def batch(worker: int, step: int) -> tuple[Any, Any]:
-    """Return a worker's data for a step. They are the inputs (BATCH, INPUTS) and the target outputs (BATCH, 1), both float32."""
+    """Return a worker's data for a step. The data are the inputs (BATCH, INPUTS) and the target outputs (BATCH, 1), both float32."""
     inputs = np.random.default_rng([worker, step]).standard_normal((BATCH, INPUTS), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(axis=1, keepdims=True)))
 

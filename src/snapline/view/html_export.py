@@ -1,10 +1,10 @@
-"""Write an HTML file for a bug report. It contains the available screens of a running fleet, or of a store without a running fleet.
+"""Write an HTML file for a bug report. The file contains the available screens of a running fleet, or of a store without a running fleet.
 
 *Screens.* The file contains the pages of the view. A sentence replaces an unavailable page, so one failure does not affect the other pages.
 If the fleet does not answer at all, the export fails and no file is written.
 
-*File.* The file is self-contained. It contains the screens one below another, with their style and without scripts. Its content security
-policy allows the style by its digest and forbids everything else.
+*File.* The file is self-contained. The file contains the screens one below another, with their style and without scripts. The file's
+content security policy allows the style by its digest and forbids everything else.
 
 *Static markup.* The markup of each screen, which `markup.tag` produced, is converted to markup that needs no server. Ids get the screen's
 name as a prefix, because several screens share one page. A link leads to its target in the file, or becomes text if the file does not

@@ -6,8 +6,8 @@ again by a reload or a second click, the view returns the outcome of the first s
 operator has to open a new page.
 
 Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's actual numbers.
-Actions on stored snapshots (tags, pins and forks) change the store directly, as the CLI commands do. They require the fleet's folder on
-this machine, and the coordinator's audit log does not record them.
+Actions on stored snapshots (tags, pins and forks) change the store directly, as the CLI commands do. These actions require the fleet's
+folder on this machine, and the coordinator's audit log does not record them.
 """
 
 import asyncio
@@ -366,7 +366,7 @@ class KeptSnapshots(msgspec.Struct, frozen=True):
 class StoreActions:
     """Proposes actions on stored snapshots.
 
-    They require `folder`, which is the fleet's folder on this machine. Failures raise SnaplineError.
+    These actions require `folder`, which is the fleet's folder on this machine. Failures raise SnaplineError.
     """
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:

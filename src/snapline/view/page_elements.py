@@ -322,7 +322,7 @@ async def _pieces(look: Look) -> list[Partial]:
 
 
 def notices(sentence: str = "") -> Markup:
-    """Draw the element `notices`. It shows `sentence`, which says why the page is out of date, or is empty."""
+    """Draw the element `notices`. The element shows `sentence`, which says why the page is out of date, or is empty."""
     return tag("div", trouble(sentence), id="notices")
 
 

@@ -1,10 +1,10 @@
 """Draw the screen *Waiting*.
 
-It shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
+The screen shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
 
-The view reads the screen's content once for all viewers, at most every few seconds. It reads the ledger of effects and the newest outputs
-of each topic in parts. Memory does not grow with the fleet's age, because only the newest records of the ledger are kept, and each read
-fetches a limited number of pages. So a long ledger is complete only after several reads, when `is_whole` becomes true.
+The view reads the screen's content once for all viewers, at most every few seconds. The view reads the ledger of effects and the newest
+outputs of each topic in parts. Memory does not grow with the fleet's age, because only the newest records of the ledger are kept, and each
+read fetches a limited number of pages. So a long ledger is complete only after several reads, when `is_whole` becomes true.
 """
 
 import asyncio

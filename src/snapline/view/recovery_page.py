@@ -1,4 +1,4 @@
-"""Draw the screen *Recovery*. It shows what a failure of each agent or host would currently cost, and past recoveries."""
+"""Draw the screen *Recovery*. The screen shows what a failure of each agent or host would currently cost, and past recoveries."""
 
 from collections.abc import Mapping, Sequence
 

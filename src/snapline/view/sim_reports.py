@@ -70,8 +70,8 @@ class FoundRun(msgspec.Struct, frozen=True):
     """A run that was found in one of the folders.
 
     Attributes:
-        place: the run's part of addresses below `/simulation/…`. It consists of the number of the given folder and the path below that
-            folder.
+        place: the run's part of addresses below `/simulation/…`. This part consists of the number of the given folder and the path below
+            that folder.
         written_s: modification time of the report's file, in seconds since 1970.
         protocol: name of the protocol, or of the fleet's own module that defines it.
         shrunk: `place` of the shrunk run, or "" if this run was not shrunk.
@@ -116,7 +116,7 @@ class SweepFacts(msgspec.Struct, frozen=True):
 
 
 class FoundSweep(msgspec.Struct, frozen=True):
-    """A sweep that was found in one of the folders. Its fields have the same meaning as in `FoundRun`."""
+    """A sweep that was found in one of the folders. The fields have the same meaning as in `FoundRun`."""
 
     place: str
     facts: SweepFacts

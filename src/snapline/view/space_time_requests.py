@@ -77,7 +77,7 @@ SNAPSHOTS_KEPT = 30
 """Number of snapshots that are kept, which covers about a minute. So an event that a viewer clicks on a live page still exists."""
 
 HELD_MAX = 16
-"""Largest number of held snapshots. They are kept longer than other snapshots, while viewers study them."""
+"""Largest number of held snapshots. Held snapshots are kept longer than other snapshots, while viewers study them."""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True):
@@ -276,7 +276,8 @@ class ShownTrace:
 
 
 Show = Callable[[str, Markup, str], Response]
-"""Function that wraps a screen in the page frame. Its arguments are the title, the body, and the address of the stream of changes."""
+"""Function that wraps a screen in the page frame. The function's arguments are the title, the body, and the address of the stream of
+changes."""
 
 CutAt = Callable[[str], Awaitable[CutFacts]]
 Epochs = Callable[[], Awaitable[frozenset[int]]]

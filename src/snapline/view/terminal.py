@@ -1,4 +1,4 @@
-"""Draw the screen *Fleet* in a terminal. It shows the fleet's state, the hosts with their turns per second, and long turns."""
+"""Draw the screen *Fleet* in a terminal. The screen shows the fleet's state, the hosts with their turns per second, and long turns."""
 
 from collections.abc import Sequence
 

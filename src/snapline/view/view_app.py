@@ -439,7 +439,7 @@ async def serve(
 
 
 async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
-    """Serve the view without a fleet. It shows a trace, simulation reports, or both."""
+    """Serve the view without a fleet. The view then shows a trace, simulation reports, or both."""
     await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
 

@@ -31,7 +31,7 @@ ENDED = ("finished", "failed")
 
 
 class FleetCalls(Protocol):
-    """The requests that the pages of the live fleet send to a fleet. They are a subset of the methods of `snapline.Client`."""
+    """The requests that the pages of the live fleet send to a fleet. These requests are a subset of the methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -109,8 +109,8 @@ PERIOD_S = 1.0
 not more frequent."""
 
 AGENTS_S = 30.0
-"""Time in seconds between two requests for the placement. It is long because the reply for ten thousand agents is large. A change of the
-hosts, the plan or the number of agents causes an earlier request."""
+"""Time in seconds between two requests for the placement. The time is long because the reply for ten thousand agents is large. A change of
+the hosts, the plan or the number of agents causes an earlier request."""
 
 VIEWERS_MAX = 64
 """Largest number of concurrent viewer streams."""

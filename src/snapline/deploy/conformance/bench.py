@@ -28,7 +28,7 @@ class Bench(Protocol):
 
     @property
     def folder(self) -> Path:
-        """A folder that this process shares with all processes of the fleet. Their command lines contain its path."""
+        """A folder that this process shares with all processes of the fleet. The processes' command lines contain the folder's path."""
         ...
 
     @property

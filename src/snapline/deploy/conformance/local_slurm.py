@@ -118,7 +118,7 @@ class Slurmds:
     def remaining(self) -> list[int]:
         """Return the ids of the remaining processes that use this cluster's configuration.
 
-        They are steps and jobs whose slurmd was killed.
+        Such processes are steps and jobs whose slurmd was killed.
         """
         return self._processes()
 

@@ -1,6 +1,6 @@
 """Start a separate sshd on this machine, and define the bench that tests the ssh launcher on it. Only tests use this module.
 
-The sshd listens on a loopback port and has its own keys. It is reachable under several names, and the launcher treats each name as a
+The sshd listens on a loopback port and has its own keys. The sshd is reachable under several names, and the launcher treats each name as a
 separate machine.
 """
 
@@ -37,7 +37,7 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: configuration file for `ssh -F`. It defines MACHINES, `stranger` with an unauthorized user key, and `unknown` with an
+        config: configuration file for `ssh -F`. The file defines MACHINES, `stranger` with an unauthorized user key, and `unknown` with an
             unknown host key.
         log: the server's log file.
     """
