@@ -26,7 +26,7 @@ NEVER = {
     "disk: stale-read": "the file systems of one machine show at once what was written",
     "disk: away": "the store of a run lies in its folder, and is no mount of its own",
 }
-"""Faults that only the simulator can carry out, with reasons."""
+"""Faults that only the simulator can carry out, with the reasons."""
 
 POINTS = "points of the code are armed in processes that `chaos run` starts itself, on this machine"
 
@@ -76,14 +76,16 @@ AGAINST_ELSEWHERE = {
     "disk": "the preloaded library shares memory with `chaos run`, on this machine",
     "clock": "the preloaded library shares memory with `chaos run`, on this machine",
 }
-"""Faults that a launcher cannot carry out, with reasons; keys are words, the part of a word before the colon, or kinds."""
+"""Faults that a launcher cannot carry out, with the reasons. A key is a word, the part of a word before the colon, or a
+kind.
+"""
 
 POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
 
 AGAINST_AT: dict[tuple[Where, str], str] = {
     ("podman", "slow"): "a container takes longer to be paused and to go on than its turns last",
 }
-"""Faults that one launcher cannot carry out, with reasons."""
+"""Faults that a particular launcher cannot carry out, with the reasons."""
 
 
 def list_capabilities(on: Where = HERE) -> list[Capability]:
@@ -180,7 +182,9 @@ EVERYTHING = Scenario(
         restores=False,
     ),
 )
-"""About ten seconds of work; a run takes about twenty, because processes need half of the time to start."""
+"""A scenario with about ten seconds of work. A run takes about twenty seconds, because the processes need half of this
+time to start.
+"""
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:

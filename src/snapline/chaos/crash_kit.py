@@ -22,7 +22,7 @@ kit runs one *story* for each moment. A story consists of four runs of the progr
 
 1. The first life is killed with SIGKILL just before that moment.
 2. The second life has to resume, and is killed at a random moment.
-3. The third life is not killed: the program has to finish.
+3. The third life is not killed, and the program has to finish.
 4. The fourth life has to finish again, without repeating anything.
 
 `judge` checks the notes of the four lives. After a kill, all data that the kernel has received is kept. The kit does
@@ -165,7 +165,7 @@ POINTS = 200
 """Default number of stories. If a program has more moments, this number of moments is chosen evenly."""
 
 LIFE_S_MAX = 60.0
-"""Time limit of one life; a longer one counts as hanging."""
+"""Time limit of one life. A life that takes longer counts as hanging."""
 
 START_S_MAX = 120.0
 """Time limit for loading the program."""
@@ -309,7 +309,7 @@ class _Lives:
         self._root.mkdir()
         self._control = FaultCounters(folder / "control")
         self.moments = self.changes = 0
-        """Counts of the longest life so far; `changes` are the moments that are no notes."""
+        """Counts of the longest life so far. `changes` counts the moments that are not notes."""
         added = preload.environment(
             preload.build(folder), control=folder / "control", journal=folder / "journal", root=self._root
         )

@@ -172,7 +172,7 @@ class FailpointHit(Event, frozen=True):
 
 
 DEPOSED_NS = 3_000_000_000
-"""Time that a leader is frozen so that another one is elected: several election timeouts."""
+"""Time for which a leader is frozen so that another leader is elected. It lasts several election timeouts."""
 
 Path = tuple[str, str]
 
