@@ -1,4 +1,4 @@
-"""Read settings and record their origins.
+"""Settings and their origins.
 
 A flag takes precedence over the environment, the environment over snapline.toml, and snapline.toml over the default.
 

@@ -1,4 +1,4 @@
-"""Define the paths in a local fleet's folder, which is the `--data-dir` of the command line, and lock the folder.
+"""The paths and the lock of a local fleet's folder, which is the `--data-dir` of the command line.
 
     DIR/store               snapshots
     DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
