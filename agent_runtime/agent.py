@@ -1,7 +1,7 @@
-"""The parts of a fleet that users define: agents, messages and handlers.
+"""Base classes and decorators with which users define agents, messages and handlers.
 
-An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a
-time; its handler's changes and sends take effect together with the consumption of the message, or not at all.
+An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a time. The message is
+consumed, and the handler's state changes and sends take effect, either all together or not at all.
 """
 
 import dis
@@ -26,10 +26,10 @@ from snapline.errors import FleetDefinitionError
 
 OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
-"""Largest state of which an image is taken before each turn by default; a class with a larger state must set `on_error`."""
+"""Largest encoded state for which `on_error` defaults to "undo". A class with a larger state must set `on_error`."""
 
 WAIT_S_MAX = 86_400.0
-"""Longest wait before a message is retried: a day. Later messages to the agent wait behind this message."""
+"""Longest wait before a message is retried: one day. Later messages to the same agent wait until the message has been retried."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -38,7 +38,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True):
-    """Base class of messages. Any msgspec.Struct or dataclass may be sent; use frozen ones."""
+    """Base class of messages. Any other msgspec.Struct or dataclass may be sent too, preferably a frozen one."""
 
 
 @overload
@@ -52,24 +52,24 @@ def handler(
 
 
 def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
-    """Mark a method as the handler of the message type that its `message` parameter is annotated with.
+    """Mark a method as the handler of the message type in the annotation of its `message` parameter.
 
-    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` the handler's turns survive
-    recoveries: the turns may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery they continue where they
-    stopped.
+    If the annotation is a union (`message: Deposit | Withdrawal`), the method handles each type in the union. With `durable=True` the
+    handler's turns may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery they continue where they stopped.
 
-    All handlers of a host share its event loop: while one handler blocks, the other agents on that host wait. With `thread=True` the
-    handler, `def` or `async def`, runs in a thread and may block; `async def` has its own event loop there. The turn is atomic like any
-    plain turn: until it returns, the agent takes no other turn and no checkpoint, and no other code touches its state.
+    All handlers on a host share its event loop: while one handler blocks, the other agents on that host wait. With `thread=True` the
+    handler runs in a thread and may block. An `async def` handler has its own event loop in that thread. The turn is atomic like any plain
+    turn: until the handler returns, the agent starts no other turn and takes no checkpoint, and no other code accesses its state.
 
-    If a recovery undoes the turn meanwhile, the thread continues to run, but its state is discarded, and its context raises `UsageError`.
-    So outside calls may happen again, as in any plain turn. State that agents share, such as module globals, must be protected by locks in
-    threads.
+    If a recovery undoes the turn while the handler runs, the thread continues, but its state is discarded, and its context raises
+    `UsageError`. So its external calls may be repeated, as in any plain turn. Threaded handlers must use locks to access state that agents
+    share, such as module globals.
 
-    With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.
+    With `public=True` the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
+    every handler, public or not.
 
     Raises:
-        FleetDefinitionError: the handler is both durable and threaded; blocking calls of a durable turn belong in `ctx.step`.
+        FleetDefinitionError: If the handler is both durable and threaded. A durable turn makes its blocking calls with `ctx.step`.
     """
     if durable and thread:
         raise FleetDefinitionError(
@@ -93,14 +93,14 @@ class Handler(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     message_type: type
     decoder: Any  # msgspec.msgpack.Decoder of message_type
-    awaits: bool  # the handler's coroutine may suspend, so it needs its own task
+    awaits: bool  # whether the handler's coroutine may suspend, and so needs its own task
     is_durable: bool = False
     is_threaded: bool = False
     is_public: bool = False
 
 
 class AgentType(msgspec.Struct, frozen=True):
-    """Description of one agent class for the runtime."""
+    """Facts about one agent class that the runtime found by inspection."""
 
     kind: str  # "module:Class"
     agent_class: type["Agent"]
@@ -110,32 +110,32 @@ class AgentType(msgspec.Struct, frozen=True):
     state_name: str
     state_fields: dict[str, str]
     state_decoder: Any
-    state_reader: Any  # reads arrays as views: checks that an image can be decoded
+    state_reader: Any  # like `state_decoder`, but reads arrays as views, to check that an image can be decoded
     start_awaits: bool
     retries: int
-    waits_ns: tuple[int, ...]  # waiting time before each retry; empty: no waits
+    waits_ns: tuple[int, ...]  # waiting time before each retry; empty if retries do not wait
 
 
 class Agent:
     """Base class of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
 
     Attributes:
-        state: the agent's whole memory: a msgspec.Struct or dataclass, which may contain NumPy arrays. Other attributes of the instance are
-            lost at a restart.
-        on_error: treatment of a state that a raising handler has partly changed. "undo": an image taken before the turn is restored (the
-            default, for states up to 64 KiB). "keep": the author promises that errors come before changes. "recover": the error is treated
-            as a crash of the agent, for states that are too large for an image every turn.
-        allow_pickle: fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs its code: set this only if nobody else
-            can write to the store.
-        capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
-            "fork": a child process encodes the state while the agent continues, for hundreds of thousands of small objects.
-            "fork" works in epochs of chandy-lamport only; elsewhere it is the same as "copy".
-        retries: how often a message is retried before it goes to the agent's dead letters. A number means retries without a wait; a tuple
-            such as `(0.5, 5, 60)` gives the seconds to wait before each. A waiting message keeps its place: the agent takes no other turn,
-            but checkpoints continue. After a recovery the message is retried at once, and the count starts again. With on_error = "recover"
-            there is no wait besides the recovery.
-        state_version: 0 or more. Raise it by one when the state's fields or their meanings change, and write a migration from the previous version
-            (`snapline.migrates`). A subclass that sets `state_version` has versions of its own.
+        state: all data of the agent that is saved, in a msgspec.Struct or dataclass, which may contain NumPy arrays. A restart loses the
+            instance's other attributes.
+        on_error: how a state is treated that a handler has changed before it raised. "undo", the default for states up to 64 KiB, restores
+            an image taken before the turn. "keep" leaves the state as it is, for handlers that raise only before they change the state.
+            "recover" treats the error as a crash of the agent, for states that are too large to encode before every turn.
+        allow_pickle: whether fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs code from it, so set
+            this only if nobody else can write to the store.
+        capture: how checkpoints are taken. With "copy" arrays are copied and all other values are encoded between two turns. With "fork" a
+            child process encodes the state while the agent continues, which suits states with hundreds of thousands of small objects.
+            Outside epochs of chandy-lamport, "fork" is the same as "copy".
+        retries: how often a message is retried before it becomes a dead letter. A number means that retries do not wait, and a tuple such
+            as `(0.5, 5, 60)` gives the seconds to wait before each retry. While a message waits to be retried, the agent handles no other
+            message, but checkpoints continue. After a recovery the message is retried immediately, and the count restarts. With on_error =
+            "recover" the recovery is the only wait.
+        state_version: version number of the state, 0 or more. Increase it by one when the state's fields or their meanings change, and
+            write a migration from the previous version (`snapline.migrates`). A subclass that sets `state_version` counts its own versions.
     """
 
     on_error: ClassVar[OnError | None] = None
@@ -149,7 +149,7 @@ class Agent:
         self.state = state
 
     async def on_start(self, ctx: Any) -> None:
-        """Take the first turn of the agent's life. The turn is not repeated after a recovery to a later checkpoint."""
+        """Run as the agent's first turn. A recovery to a later checkpoint does not run this method again."""
 
 
 _types: dict[type[Agent], AgentType] = {}
@@ -159,7 +159,8 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
     """Inspect an agent class, and return its description.
 
     Raises:
-        FleetDefinitionError: a handler has no message type, two handlers have the same type, or the state has no usable type.
+        FleetDefinitionError: If a handler has no message type, two handlers have the same message type, or the state's type cannot be
+            saved.
     """
     known = _types.get(agent_class)
     if known is None:
@@ -168,10 +169,10 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
 
 
 def state_version_of(agent_class: type[Agent]) -> int:
-    """Return the version of an agent class's state.
+    """Return the validated `state_version` of an agent class.
 
     Raises:
-        FleetDefinitionError: `state_version` is not a number, or is below 0.
+        FleetDefinitionError: If `state_version` is not an integer, or is negative.
     """
     version: object = agent_class.state_version
     if type(version) is not int or version < 0:
@@ -182,7 +183,7 @@ def state_version_of(agent_class: type[Agent]) -> int:
 
 
 def kind_of(agent_class: type[Agent]) -> str:
-    """Return the name under which a class is recorded."""
+    """Return the name by which checkpoints refer to an agent class."""
     return f"{agent_class.__module__}:{agent_class.__qualname__}"
 
 
@@ -219,7 +220,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
 
 
 def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
-    """Return how often a message is retried, and the nanoseconds before each retry."""
+    """Return how often a message is retried, and the nanoseconds to wait before each retry."""
     retries: object = agent_class.retries
     if type(retries) is int and retries >= 0:
         return retries, ()
@@ -248,7 +249,7 @@ def _state_type(agent_class: type[Agent]) -> Any:
 
 
 def _fields_of(state_type: Any) -> dict[str, str]:
-    """Return a mapping from fields to their declared types as text, so that an error message can compare two versions of a class."""
+    """Return each field's declared type as text, so that an error message can compare two versions of a class."""
     try:
         hints = typing.get_type_hints(state_type)
     except (TypeError, NameError):
@@ -287,7 +288,8 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
 
 
 def _check_durable(agent_class: type[Agent], name: str, function: FunctionType) -> None:
-    """Refuse a handler that cannot be durable. A durable turn is run again from the state with which it began."""
+    """Reject a handler that cannot be durable. A durable turn runs again from the state that it started with, which requires on_error =
+    "undo"."""
     where = f"{agent_class.__qualname__}.{name}"
     if agent_class.on_error not in (None, "undo"):
         raise FleetDefinitionError(
@@ -336,9 +338,10 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
 
 
 def _suspends(function: Any) -> bool:
-    """Return whether the function's result may suspend. Most handlers cannot, as their code shows, and need no task.
+    """Return whether calling the function may give a coroutine that suspends.
 
-    For a plain function this is known only after its call: it returns None, or the coroutine of another function.
+    The code of most handlers shows that they cannot suspend, so they need no task. A plain function may return another function's
+    coroutine, so the result is True for it.
     """
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_COROUTINE:

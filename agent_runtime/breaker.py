@@ -1,7 +1,7 @@
-"""Circuit breaker as part of an agent's state: a service that fails repeatedly is not called for a while.
+"""Circuit breaker for an agent's state: after repeated failures a service is not called for a while.
 
-The breaker is plain state: checkpoints contain it, and a turn that fails permanently reverts its counts. The breaker counts results in the
-turn's journal and uses the context's time, so a repeated durable turn decides as before.
+The breaker is plain state: checkpoints contain it, and a turn that fails permanently does not change its counts. The breaker counts only
+results that are in the turn's journal, and it uses the context's time. So a repeated durable turn makes the same decisions.
 """
 
 from collections.abc import Iterator
@@ -16,22 +16,23 @@ _NS = 1_000_000_000
 
 
 class Clock(Protocol):
-    """The part of a context that the breaker needs."""
+    """Interface that `CircuitBreaker` requires from a context."""
 
     def now(self) -> int: ...
 
 
 class CircuitBreaker(msgspec.Struct):
-    """A field of an agent's state, one for each service. After `failures_max` failures in a row the service is not called for `open_s`
-    seconds; then one trial call decides.
+    """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures the service is not
+    called for `open_s` seconds. Then one trial call decides whether the breaker closes.
 
-    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch errors of the block: a turn that fails reverts its counts.
+    Use it as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. Otherwise the turn fails
+    and its counts are reverted.
 
     Attributes:
-        failures_max: number of failures in a row that open the breaker, at least 1.
-        open_s: time for which the breaker stays open.
-        failures: current number of failures in a row.
-        opened_ns: time since when the breaker is open, in nanoseconds since 1970; 0: closed.
+        failures_max: number of consecutive failures that open the breaker, at least 1.
+        open_s: time in seconds for which the breaker stays open.
+        failures: current number of consecutive failures.
+        opened_ns: time at which the breaker opened, in nanoseconds since 1970, or 0 if it is closed.
     """
 
     failures_max: int = 5
@@ -47,10 +48,10 @@ class CircuitBreaker(msgspec.Struct):
 
     @contextmanager
     def guard(self, ctx: Clock) -> Iterator[None]:
-        """Guard the calls of one service. Any error of the block counts as a failure, except misuse of this API.
+        """Guard calls to one service. Any error that the block raises counts as a failure, except `UsageError`.
 
         Raises:
-            CircuitOpenError: too many calls failed recently; the block does not run.
+            CircuitOpenError: If the breaker is open. The block then does not run.
         """
         if self.opened_ns:
             left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS

@@ -1,9 +1,9 @@
 """Requests that a handler makes to the runtime.
 
-No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected in the
-context. At that end all of them take effect together, or none does. A context is valid for its own turn only.
+A handler's requests (sends, timers, spawns and the stop) are collected in the context until its turn, or the segment of its durable turn,
+ends. Then either all of them take effect, or none does. A context is valid only during its own turn.
 
-Most turns only send messages and reply. So a context creates the record for rarer requests only when the handler makes the first of these.
+Most turns only send messages and reply. So a context creates the record of all other requests only when the handler makes one of them.
 """
 
 import functools
@@ -54,7 +54,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 
 class RareRequests:
-    """The rarer requests of one turn or segment: outputs, timers, spawns and a checkpoint."""
+    """Requests that few turns make: outputs, timers, spawns and a checkpoint. One record belongs to one turn or segment."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
 
@@ -69,19 +69,20 @@ class RareRequests:
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 WAITED_WHOLE_NS = 15 * 60 * 10**9
-"""Length of the last part of a wait for an instant; during this part the clock is not read again."""
+"""`sleep_until` waits for the last 15 minutes without reading the clock again."""
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
 class Context:
-    """One turn's view of the runtime. The turn's requests are carried out only if the turn succeeds.
+    """A handler's access to the runtime during one turn. The runtime carries out the turn's requests only if the turn succeeds.
 
     Attributes:
-        agent: id of the agent itself.
-        incarnation: incarnation number of the agent; the number rises with each restart.
-        sender: id of the sending agent; the agent's own id for timers and `on_start`; `@` and the client's name for an input.
+        agent: id of the agent whose turn this is.
+        incarnation: incarnation number of the agent, which increases with each restart.
+        sender: id of the agent that sent the message. For timers and `on_start` it is the agent's own id, and for an input it is `@`
+            followed by the client's name.
     """
 
     __slots__ = (
@@ -118,21 +119,21 @@ class Context:
 
     @property
     def received_from(self) -> str:
-        """Return the sender of the message that `receive` returned last; "" if `receive` has not returned yet."""
+        """Return the sender of the last message that `receive` returned, or "" if `receive` has not returned a message yet."""
         return self._journal.received_from if self._journal is not None else ""
 
     @property
     def may_reply(self) -> bool:
-        """Return whether this turn handles an input from outside or a call, and has not replied yet."""
+        """Return whether this turn may still reply: it handles a client's input or a call, and has not replied yet."""
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
-        """Send `message` to agent `to` when the turn ends. The message is encoded at once.
+        """Send `message` to agent `to` when the turn ends. The message is encoded immediately.
 
         Raises:
-            EncodingError: the message cannot be encoded.
-            MessageTooLargeError: the message is larger than 16 MiB.
-            UsageError: no agent can have such an id.
+            EncodingError: If the message cannot be encoded.
+            MessageTooLargeError: If the message is larger than 16 MiB.
+            UsageError: If `to` is not a valid agent id.
         """
         if self._closed:
             self._check_open()
@@ -141,20 +142,20 @@ class Context:
         self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
-        """Send an encoded message; only the runtime calls this method."""
+        """Send a message that is already encoded. Only the runtime calls this method."""
         check_receiver(to)
         self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
-        """Answer the call (`ctx.call`) or the input (`Client.ask`) that this turn handles. The answer is encoded at once.
+        """Reply to the call (`ctx.call`) or the input (`Client.ask`) that this turn handles. The reply is encoded immediately.
 
-        The answer belongs to the turn: a recovery that undoes the turn also undoes the answer. A client gets the answer when a complete
-        epoch contains the turn, or at the end of the turn if the client requested an early answer.
+        A recovery that undoes the turn also undoes its reply. A client gets the reply when a complete epoch contains the turn, or at the
+        end of the turn if the client requested an early reply.
 
         Raises:
-            UsageError: this turn handles no input and no call, or has already answered.
-            EncodingError: the message cannot be encoded.
-            MessageTooLargeError: the message is larger than 16 MiB.
+            UsageError: If this turn handles neither an input nor a call, or has already replied.
+            EncodingError: If the message cannot be encoded.
+            MessageTooLargeError: If the message is larger than 16 MiB.
         """
         self._check_open()
         if self._reply is not None:
@@ -168,19 +169,19 @@ class Context:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
-        """Emit `message` as an output under `topic`; clients read it with `Client.outputs`. The message is encoded at once.
+        """Emit `message` as an output under `topic`, for clients to read with `Client.outputs`. The message is encoded immediately.
 
-        An output belongs to its turn. The output is released once, when a complete epoch contains the turn, and is never reverted
-        afterwards. A recovery undoes only outputs that nobody has received. Until its release an output is part of the agent's state, and
-        an agent that stops is kept until its outputs are released.
+        An output is released once, when a complete epoch contains its turn, and is never reverted afterwards. A recovery undoes only
+        outputs that nobody has received yet. Until its release an output is part of the agent's state, so a stopped agent is kept until its
+        outputs are released.
 
         Args:
-            topic: 1 to 128 characters out of letters, digits, '_', '.' and '-', like an agent id.
+            topic: 1 to 128 letters, digits, '_', '.' and '-', as in an agent id.
 
         Raises:
-            UsageError: the topic is not valid.
-            EncodingError: the message cannot be encoded.
-            MessageTooLargeError: the message is larger than 16 MiB.
+            UsageError: If the topic is invalid.
+            EncodingError: If the message cannot be encoded.
+            MessageTooLargeError: If the message is larger than 16 MiB.
         """
         rare = self._more()
         if not isinstance(topic, str):
@@ -188,11 +189,11 @@ class Context:
         rare.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
-        """Send `message` to the agent itself after `delay_s` seconds. A new timer with the same name replaces the old one.
+        """Send `message` to this agent itself after `delay_s` seconds. A new timer replaces an existing timer with the same name.
 
-        Timers are part of the agent's state: after a recovery the timer waits for the remaining delay. Time since the checkpoint counts
-        only on the machine that took the checkpoint, until that machine's next boot. Elsewhere that time is unknown, and the timer waits
-        for the whole remaining delay. To wait for an instant, see `sleep_until`.
+        Timers are part of the agent's state, so after a recovery a timer waits only for its remaining delay. The time since the checkpoint
+        is deducted only on the machine that took the checkpoint, and only until that machine reboots. Other machines do not know this time,
+        so there the timer waits for the whole delay that remained at the checkpoint. To wait for an instant, use `sleep_until`.
         """
         rare = self._more()
         name = plain_name("a timer", name)
@@ -205,7 +206,7 @@ class Context:
         rare.timers.append((name, round(delay_s * 1e9), encode_message(message)))
 
     def cancel_timer(self, name: str) -> None:
-        """Cancel the timer with this name, if there is one."""
+        """Cancel the timer with this name, if it exists."""
         rare = self._more()
         rare.timers = [timer for timer in rare.timers if timer[0] != name]
         rare.cancelled.append(name)
@@ -213,12 +214,12 @@ class Context:
     def spawn(self, agent: str, made: Agent) -> None:
         """Create agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
-        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation request becomes a dead letter of
-        this agent or of the existing one (after a recovery both may have been requested). Messages to that id go to the existing agent, or
-        become dead letters too. The same holds for messages that this agent sent to that id before the request.
+        A fleet never reuses an agent id. If `agent` exists or has existed, the spawn request becomes a dead letter of this agent or of the
+        existing one (after a recovery both agents may have been requested). Messages to that id either reach the existing agent or become
+        dead letters. The same applies to messages that this agent sent to that id before the spawn request.
 
         Raises:
-            UsageError: this turn has already spawned that id, or the state cannot be saved as declared.
+            UsageError: If this turn has already spawned that id, or the state cannot be saved as declared.
         """
         rare = self._more()
         if not isinstance(agent, str) or not isinstance(made, Agent):
@@ -234,44 +235,44 @@ class Context:
         rare.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
-        """End this agent after the turn. Messages sent to the agent afterwards become dead letters, and so do waiting inputs from
-        outside."""
+        """End this agent after the turn. Messages sent to the agent afterwards and client inputs still waiting for it become dead
+        letters."""
         self._check_open()
         self._stops = True
 
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
-        """End this turn without effect, and restore the fleet from a snapshot: "last", a tag or an epoch; see docs/going-back.md.
+        """Discard this turn, and restore the fleet from the snapshot `to`: "last", a tag or an epoch (docs/going-back.md).
 
         Raises:
-            UsageError: the reason or `to` is not plain text, or is empty, or the reason is too long.
+            UsageError: If `reason` or `to` is empty or not plain text, or `reason` is too long.
         """
         self._check_open()
         request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)
 
     def checkpoint(self) -> None:
-        """Take a checkpoint of this agent after the turn, whatever its policy says.
+        """Take a checkpoint of this agent after the turn, even if its policy requires none.
 
-        The request is for fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols). In coordinated
-        fleets the request has no effect: there the coordinator decides, for all agents at once.
+        The request applies to fleets whose agents checkpoint independently (uncoordinated and communication-induced protocols). It has no
+        effect in coordinated fleets, where the coordinator decides when all agents take checkpoints.
         """
         self._more().wants_checkpoint = True
 
     def now(self) -> int:
-        """Return wall-clock time in nanoseconds since 1970. In a durable turn, the call returns the time at which the turn first reached
-        it, even when the turn is run again."""
+        """Return wall-clock time in nanoseconds since 1970. If a durable turn runs again, each call returns the same time as in the first
+        run."""
         self._check_open()
         return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """Return a random number, 0 ≤ x < 1. A durable turn that is run again gets the same values."""
+        """Return a random number x with 0 ≤ x < 1. A durable turn that runs again gets the same numbers."""
         self._check_open()
         if self._journal is None:
             return self._world.random()
         return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
-        """Return a random UUID (version 4). A durable turn that is run again gets the same values."""
+        """Return a random UUID (version 4). A durable turn that runs again gets the same UUIDs."""
         self._check_open()
         if self._journal is None:
             return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
@@ -312,31 +313,32 @@ class Context:
         retries: int | Sequence[float] = 0,
         durability: str = "log",
     ) -> Any:  # the function's own result
-        """Run outside I/O: `function(*args)` in a thread, or awaited if `function` is a coroutine function.
+        """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
-        The turn waits while other agents run. In a plain turn, checkpoints wait for the turn's end. If such a turn is retried, or repeated
-        by a recovery, its steps run again. In a durable turn, the result is in the journal and the host log once the step has ended. A
-        recovery does not run a completed step again, unless the repeated turn has another history. A step that was still running is run
+        The turn waits for the step while other agents run. In a plain turn, checkpoints wait until the turn ends, and the steps run again
+        if the turn is retried or repeated by a recovery. In a durable turn, a completed step's result is in the journal and the host log. A
+        recovery does not run a completed step again, unless the history of the repeated turn differs. A step that was still running is run
         again.
 
         Args:
-            timeout_s: longest time for each attempt. After the timeout a thread continues to run, but its result is dropped.
-            heartbeat_s: time without a heartbeat after which an attempt fails; the function calls `snapline.heartbeat`. Detection may take up to
-                twice that time.
-            retries: number of retries if the function raises, or the seconds to wait before each, such as `(0.5, 5)`.
-            durability: durability of the result in a durable turn. "log": the turn continues once the result is in the store, after some
-                milliseconds. "checkpoint": the turn continues at once; the result is in the agent's next checkpoint, and a recovery to an
-                earlier one may run the step again.
+            timeout_s: time limit of each attempt. After the timeout a thread continues to run, but its result is discarded.
+            heartbeat_s: maximum interval between heartbeats, which the function sends with `snapline.heartbeat`. An attempt without
+                heartbeats fails after at most twice this time.
+            retries: number of retries if the function raises, or the seconds to wait before each retry, such as `(0.5, 5)`.
+            durability: durability of the result in a durable turn. With "log" the turn continues once the result is in the store, after
+                some milliseconds. With "checkpoint" the turn continues immediately. The result is then in the agent's next checkpoint, and
+                a recovery to an earlier checkpoint may run the step again.
 
         Returns:
-            The function's result. In a durable turn the result is decoded from the journal as the type of the function's return annotation.
-                Without an annotation it is decoded as plain values (dictionaries, lists, numbers, text).
+            The function's result. In a durable turn the result is decoded from the journal as the type in the function's return annotation,
+            or without an annotation as plain values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: in a durable turn, the function raised, or its result cannot be encoded. A plain turn gets the function's own error.
-            EncodingError: in a durable turn, the arguments cannot be encoded.
-            DivergenceError: the result in the journal no longer has the type that the function declares; the turn is suspended.
-            UsageError: the durability, the retries or a time is not valid.
+            StepFailedError: If the function raised, or its result cannot be encoded, in a durable turn. In a plain turn the function's own
+                error is raised.
+            EncodingError: If the arguments cannot be encoded in a durable turn.
+            DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
+            UsageError: If `durability`, `retries` or a time is invalid.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
@@ -361,35 +363,35 @@ class Context:
         retries: int | Sequence[float] = 0,
         repeatable: bool = True,
     ) -> Any:  # the function's own result
-        """Perform an action outside the fleet that must not be repeated: `function(*args, key=outside_key)`. In durable turns only;
-        `docs/effects.md`.
+        """Perform an external action that must not be repeated, by calling `function(*args, key=outside_key)`. Only durable turns may do
+        this (docs/effects.md).
 
-        The function runs only after the request is durable, that is, when the next snapshot is complete. After a crash during the call the
-        function is called again with the same outside key, so the outside service must recognize repeated keys. If a `probe` is given, it
-        is called first.
+        The function runs only after the request is durable, that is, when the next snapshot is complete. After a crash during the call, the
+        function is called again with the same outside key, so the external service must detect duplicate keys. If a `probe` is given, it is
+        called before the function is called again.
 
         Args:
-            key: id of the effect within this agent. The same key with the same arguments is the same effect in any turn, and the effect is
-                not done again. Without a key the effect belongs to this place in this turn.
-            compensate: `(function, *args)` that undoes the effect, called with its own `key` if the turn or its saga fails permanently. The function
-                must be at the top level of a module.
-            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done the effect: it returns the result, or None if
-                no call has. The probe is called before every repetition after a crash or a failure, `timeout_s` after the earlier call,
-                which may still be running.
-            timeout_s: longest time for each call.
-            retries: as for `step`.
-            repeatable: if False, the function is not called again after a crash; without a probe the agent is suspended until an operator says
-                whether the effect was done.
+            key: id of the effect within this agent. A request with the same key and arguments, in any turn, refers to the same effect,
+                which is not performed again. Without a key the effect is identified by its position in this turn.
+            compensate: `(function, *args)`, a call that undoes the effect if the turn or its saga fails permanently. It gets its own `key`.
+                The function must be defined at the top level of a module.
+            probe: function that is called as `probe(*args, key=outside_key)` and returns the effect's result if an earlier call performed
+                the effect, otherwise None. After a crash or a failure, the probe runs before the effect's function is called again. It runs
+                `timeout_s` after the earlier call, which may still be running.
+            timeout_s: time limit of each call.
+            retries: same as for `step`.
+            repeatable: if False, the function is not called again after a crash. If there is no probe either, the agent is suspended until
+                an operator states whether the effect was performed.
 
         Returns:
-            The function's result, as for `step`.
+            The function's result, decoded as for `step`.
 
         Raises:
-            EffectFailedError: the function raised each time. The effect may still have been done.
-            UsageError: this turn is not durable; the key belongs to another effect; the function in `compensate` cannot be found by its
-                name; the store accepts no outputs.
-            EncodingError: the arguments cannot be encoded.
-            DivergenceError: the result in the journal no longer has the type that the function declares; the turn is suspended.
+            EffectFailedError: If every call of the function raised. The effect may still have been performed.
+            UsageError: If this turn is not durable, the key belongs to another effect, the function in `compensate` cannot be found by its
+                name, or the store accepts no outputs.
+            EncodingError: If the arguments cannot be encoded.
+            DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
         """
         journal = self._durable("ctx.effect")
         name = plain_name("an effect", name)
@@ -405,16 +407,17 @@ class Context:
 
     @awaited
     async def before_risk(self) -> None:
-        """Wait until a complete snapshot contains this turn up to this point, so that no failure can undo it. In durable turns only; works
-        like an effect that calls no function."""
+        """Wait until a complete snapshot contains this turn up to this point, so that no failure can undo that part. Only durable turns may
+        do this. It works like an effect that calls no function."""
         await self.effect("before-risk", do_nothing)
 
     def saga(self, name: str) -> Saga:
-        """Group effects that are all done, or all undone: `async with ctx.saga("trip"):`. In durable turns only.
+        """Group effects so that either all of them are performed or all are undone: `async with ctx.saga("trip"):`. Only durable turns may
+        do this.
 
         If the block raises, the compensations of its effects run, newest first, and then the error is re-raised. Failed effects are
-        compensated too, since they may have been done. A crash at any point does not change this behaviour. A note added to the error names
-        each compensation that fails.
+        compensated too, since they may have been performed. This holds even if the host crashes at any point. If a compensation fails, a
+        note added to the error names it.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -424,13 +427,14 @@ class Context:
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
     ) -> _Message:
-        """Send `message` to agent `agent`, and wait for the reply that its turn gives with `ctx.reply`. In durable turns only.
+        """Send `message` to `agent`, and wait for the reply that it sends with `ctx.reply`. Only durable turns may do this.
 
         Raises:
-            WaitTimeoutError: the timeout passed before a reply arrived; a later reply is dropped.
-            UnansweredCallError: the called agent's turn has ended without `ctx.reply` or failed permanently, or there is no such agent.
-            EncodingError: the reply does not have the type `reply_type`.
-            UsageError: this turn is not durable, or the agent calls itself.
+            WaitTimeoutError: If no reply arrived within `timeout_s`. A later reply is discarded.
+            UnansweredCallError: If the called agent's turn ended without `ctx.reply` or failed permanently, or the called agent does not
+                exist.
+            EncodingError: If the reply does not have the type `reply_type`.
+            UsageError: If this turn is not durable, or the agent calls itself.
         """
         journal = self._durable("ctx.call")
         if agent == self.agent:
@@ -450,13 +454,14 @@ class Context:
 
     @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
-        """Wait for the next message of this type, from any sender; `received_from` names it. In durable turns only.
+        """Wait for the next message of type `kind` from any sender. `received_from` then names the sender. Only durable turns may do this.
 
-        Earlier messages of the same sender wait until this turn has ended. They then get turns of their own, in order.
+        Messages of other types that the sender sent before this message wait until this turn has ended. They are then handled in order,
+        each in a turn of its own.
 
         Raises:
-            WaitTimeoutError: the timeout passed before such a message arrived.
-            UsageError: this turn is not durable.
+            WaitTimeoutError: If no such message arrived within `timeout_s`.
+            UsageError: If this turn is not durable.
         """
         journal = self._durable("ctx.receive")
         entry = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
@@ -467,20 +472,20 @@ class Context:
 
     @awaited
     async def sleep(self, seconds: float) -> None:
-        """Wait for a time. In durable turns only: the agent is suspended, and its checkpoints contain the remaining time, as for timers."""
+        """Suspend this durable turn for `seconds`. As for timers, the agent's checkpoints contain the remaining time."""
         self._durable("ctx.sleep")
         delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
 
     @awaited
     async def sleep_until(self, instant: datetime) -> None:
-        """Wait until the clock of the agent's host shows this instant; return at once if the instant has passed. In durable turns only.
+        """Suspend this durable turn until the clock of the agent's host reaches `instant`. Return immediately if `instant` has passed.
 
-        The clock is read again after half of the remaining time, and the last quarter of an hour works like `ctx.sleep`. So the wait stays
-        correct if the fleet was down or moved, or if the clock was corrected.
+        Each wait covers half of the remaining time, and then the clock is read again. The last 15 minutes work like `ctx.sleep`. So the
+        turn wakes at the right time even if the fleet was down or moved, or if the clock was corrected.
 
         Raises:
-            UsageError: the instant has no time zone and is therefore ambiguous.
+            UsageError: If `instant` has no time zone and is therefore ambiguous.
         """
         self._durable("ctx.sleep_until")
         if not isinstance(instant, datetime) or instant.tzinfo is None:
@@ -505,7 +510,7 @@ class Context:
         timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
         entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
         if self._journal.has_left:
-            self.take_segment()  # only if the turn is run again; otherwise the segment is empty
+            self.take_segment()  # necessary only if the turn runs again, since otherwise the segment is empty
         return entry
 
     def _durable(self, what: str) -> TurnJournal:
@@ -519,7 +524,7 @@ class Context:
             raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
     def _more(self) -> RareRequests:
-        """Return the record for the rarer requests of this turn, and create it if needed."""
+        """Return the record of this turn's less common requests. Create the record if it does not exist."""
         self._check_open()
         if self._asked is None:
             self._asked = RareRequests()
@@ -528,19 +533,19 @@ class Context:
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
-        """Set the call that the turn handles, and the journal if the turn is durable."""
+        """Set the id of the call that the turn handles, and the journal if the turn is durable."""
         self._call, self._journal, self._sagas = call, journal, []
 
     @property
     def journal(self) -> TurnJournal | None:
-        """Return the journal of a durable turn."""
+        """Return the journal of a durable turn, or None for a plain turn."""
         return self._journal
 
     async def undo_effect(self, made: MadeEffect, *, saga: str = "") -> None:
-        """Run the compensation of an effect; the compensation is itself an effect.
+        """Undo an effect by running its compensation, which is itself an effect.
 
         Raises:
-            EffectFailedError: the compensation raised each time.
+            EffectFailedError: If every call of the compensation raised.
         """
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
@@ -549,21 +554,21 @@ class Context:
         read_outcome(name, made.key, entry, lambda: None)
 
     def close(self) -> bool:
-        """Close the context, since the turn has ended. Return whether the context was open until now."""
+        """Close the context at the end of its turn. Return whether the context was still open."""
         was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
         return was_open
 
     def stand(self) -> None:
-        """Suspend the context while the durable turn waits. Tasks that the handler has started may not use a suspended context."""
+        """Suspend the context while the durable turn waits. Tasks that the handler has started must not use a suspended context."""
         self._closed = "waits: only its handler may use the context, not a task beside it"
 
     def go_on(self) -> None:
-        """Reopen the context, since the turn no longer waits."""
+        """Reopen the context when the durable turn stops waiting."""
         self._closed = ""
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
-        """Return the requests of a durable turn's segment, which ends here. Unlike in `outcome`, stops and answers are left for the end of
-        the turn."""
+        """End the current segment of a durable turn, and return the segment's requests. Stops and replies are not included: `outcome`
+        returns them when the turn ends."""
         rare = self._asked or RareRequests()
         outcome = TurnEnded(
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
@@ -575,7 +580,8 @@ class Context:
         return outcome
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:
-        """Return the turn's requests. If the turn handles a call and has not replied, its caller stops waiting."""
+        """Return the turn's requests. If the turn handles a call and has not replied, an empty reply is added, so that the caller stops
+        waiting."""
         reply = self._reply
         if self._call:
             if reply is None:

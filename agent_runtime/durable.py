@@ -1,27 +1,29 @@
-"""Durable turns from the handler's side: replays and continues the journal. This module does no I/O.
+"""Journals of durable turns: replay the recorded results to a handler, and record further ones. This module does no I/O.
 
-A handler with `durable=True` runs in *segments*. A segment ends where the handler requests an operation that takes time: a step, a call, a
-sleep, a message. Messages that the segment sends leave at its end. The agent is then between two turns, with a journal of all requests and
-their results.
+A handler with `durable=True` runs in *segments*. A segment ends where the handler requests an operation that it must wait for: a step, a
+call, a sleep or a message. Messages that the handler sends during a segment leave at the segment's end. While it waits, the agent can be
+checkpointed, together with a journal of all requests and their results.
 
-After a recovery the handler runs again, with the state that its turn began with. Results in the journal are returned at once, and messages
-that have already left are not sent again. So a handler must make the same requests in the same order in every run. Values that could differ
-between runs (time, random numbers, results from outside) come from the journal.
+After a recovery the handler runs again from the state at the start of its turn. Results that are in the journal are returned immediately,
+and messages that have already left are not sent again. So a handler must make the same requests in the same order in every run. Values that
+could differ between runs (time, random numbers, external results) come from the journal.
 
-The runtime drives the handler's coroutine: the coroutine yields a `SegmentEnd`, and the runtime sends the finished entry into it (`host/turns.py`).
+The runtime drives the handler's coroutine. The coroutine yields a `SegmentEnd`, and the runtime sends the finished entry to the coroutine
+(`host/turns.py`).
 
-*Logged entries.* A completed step is in the host log before its turn continues, so the host log may contain results beyond the journal's
-end. A turn *adopts* these results as if the steps had ended at once; messages sent in between leave with the next segment. But the handler
-may run again with another history: other messages came first, or the state differed. The logged result would then not belong to this
-history (G3). So each log entry names its conditions, and a turn adopts the entry only if all of them are met:
+*Logged entries.* A completed step is written to the host log before its turn continues, so after a recovery the host log may contain
+results that the restored journal lacks. A repeated turn *adopts* these results as if the steps had ended immediately. Messages sent between
+adopted steps leave with the next segment. But the handler may run again with a different history, in which other messages arrived earlier
+or the state differed. The logged result would then not belong to the current history (G3). So each log entry identifies its history, and a
+turn adopts an entry only if all of these match:
 
-- the *seed* of its turn, which is derived from the fleet, the agent, the turn's number among the durable turns of its history, the message
-  that began it, and the state that it began with (`turn_seed`);
-- the *place* of the entry, and the digest of all entries before it (`rolled`), which covers everything received, answered or drawn until
-  then;
-- the request at that place, and the digest of the request's arguments.
+- the *seed* of the turn, which is derived from the fleet, the agent, the turn's number among the agent's durable turns, the message that
+  started the turn, and the state at its start (`turn_seed`);
+- the *place* of the entry in the journal, and the digest of all earlier entries (`rolled`), which covers everything that the turn received
+  or drew before this entry;
+- the request at that place, and the digest of its arguments.
 
-Random draws of a turn are derived from its seed, so a repeated turn draws the same numbers.
+A turn's random numbers are derived from its seed, so a repeated turn draws the same numbers.
 """
 
 import contextlib
@@ -52,8 +54,9 @@ from snapline.storage.log.log_record import EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 LOGGED_KINDS = ("step", EFFECT, "now")
-"""Kinds of journal entries that are in the host log. Replies and received messages come only from channels and checkpoints, since logged
-ones could belong to a discarded history. The digests of later entries cover replies and received messages."""
+"""Kinds of journal entries that are also written to the host log. Replies and received messages are restored only from channels and
+checkpoints, since a logged reply or message could belong to a discarded history. The digests of later entries cover replies and received
+messages."""
 
 SEED_BYTES = PREFIX_BYTES = 16
 
@@ -61,12 +64,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def turn_seed(cluster: str, agent: str, number: int, *, sender: str, payload: bytes, state: bytes) -> bytes:
-    """Return the seed that identifies one durable turn. Another turn, or the same turn with another history, has another seed.
+    """Return the seed that identifies one durable turn. A different turn, or the same turn after a different history, has a different seed.
 
     Args:
-        cluster: id of the fleet's run.
-        number: number of the turn among the durable turns of the agent's history, from 1.
-        sender, payload: sender and payload of the message that began the turn; a call includes its wrapper.
+        cluster: id of the run of the fleet.
+        number: number of the turn among the agent's durable turns, counted from 1.
+        sender, payload: sender and payload of the message that started the turn. The payload of a call includes the call's wrapper.
         state: encoded state at the start of the turn.
     """
     state_digest = blake2b(state, digest_size=32).digest()
@@ -75,15 +78,15 @@ def turn_seed(cluster: str, agent: str, number: int, *, sender: str, payload: by
 
 
 def rolled(prefix: bytes, entries: Iterable[JournalEntry]) -> bytes:
-    """Return the digest of a journal that ends with these entries; `prefix`: digest of the earlier entries, or b""."""
+    """Return the digest of a journal that ends with `entries`. `prefix` is the digest of the earlier entries, or b"" if there are none."""
     for entry in entries:
         prefix = blake2b(prefix + _encoder.encode(entry), person=b"journal", digest_size=PREFIX_BYTES).digest()
     return prefix
 
 
 class LoggedSteps:
-    """Entries of host logs for one turn that runs again, and the digest of the journal up to the turn's current place. Without entries, no
-    digest is computed."""
+    """The host-log entries of one repeated turn, and the digest of the journal up to the turn's current place. The digest is computed only
+    if there are entries."""
 
     __slots__ = ("_by_place", "_last", "_prefix")
 
@@ -96,44 +99,46 @@ class LoggedSteps:
         self._last = max(self._by_place, default=-1)
 
     def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the logged result of this entry if the same turn reached the entry before. None: the turn did not reach it, or this is
-        unknown.
+        """Return the logged entry if an earlier run of the same turn made this request at this place, otherwise None.
 
-        The core looks up results of effects (`host/host_effects.py`), since these results do not belong to one turn alone.
+        For effects the result is always None: the core looks up their results (`host/host_effects.py`), since several turns may share one
+        effect.
         """
         if kind == EFFECT:
             return None
-        for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry is from the newest attempt
+        for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry comes from the newest run
             request = logged_entry.entry.kind, logged_entry.entry.name, logged_entry.entry.digest
             if logged_entry.prefix == self._prefix and request == (kind, name, digest):
                 return logged_entry.entry
         return None
 
     def passed(self, place: int, entry: JournalEntry) -> None:
-        """Record the entry at that place, with its result in this run."""
+        """Add the entry at this place, with its result in this run, to the digest."""
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
 
 DONE, FAILED, LATE = "done", "failed", "late"
-"""Outcomes of an entry. "": the turn still waits for the outcome."""
+"""Outcomes of a journal entry. While the turn waits for the result, the outcome is ""."""
 
 ADOPTED, REFUSED = "adopted", "refused"
-"""Further outcomes of an effect: an earlier turn has done the effect, with the same arguments or with others."""
+"""Two outcomes that only effects have: an earlier turn performed an effect with this key and the same arguments (adopted) or with other
+arguments (refused)."""
 
 JOURNAL_BYTES_MAX = 64 * 2**20
-"""Largest size of the results in one turn's journal. The journal is held in memory, twice if it is sealed, and a recovery reads the journal
-before the turn continues."""
+"""Largest total size of the results in one turn's journal. The journal is kept in memory, twice if it is sealed, and a recovery reads all
+of it before the turn continues."""
 
 JOURNAL_ENTRIES_MAX = 100_000
-"""Largest number of entries in one turn's journal: a recovery replays all of them without a pause, which blocks the host for almost a second."""
+"""Largest number of entries in one turn's journal. A recovery replays all entries without a pause, which blocks the host for almost a
+second at this limit."""
 
 _HERE = __name__.partition(".")[0] + "."
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """Work of a step: call `function` for at most `timeout_s`, expecting a heartbeat every `heartbeat_s`. Retry after each of `waits_s` if it raises.
-    `is_logged`: the turn continues only when the host log contains the result."""
+    """Instructions to run a step: call `function` for at most `timeout_s`, and expect a heartbeat every `heartbeat_s`. If the call raises,
+    wait for the next time in `waits_s` and retry. If `is_logged`, the turn continues only when the host log contains the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
@@ -143,17 +148,18 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class EffectIntent(msgspec.Struct, frozen=True, gc=False):
-    """An effect requested by a turn, in the form that the core gets.
+    """The core's description of an effect that a turn requests.
 
     Attributes:
-        key: key of the effect within the agent; for a compensation, the key of the effect to undo.
-        arguments: arguments as text, for display.
+        key: key of the effect within the agent. For a compensation it is the key of the effect to undo.
+        arguments: the effect's arguments as text for display.
         asked_ns: wall-clock time of the request, since 1970.
         undo, undo_arguments: compensation as `"module:function"` ("" if there is none), and its encoded arguments.
-        is_undo: the intent is a compensation of the effect with this key and generation; generation 0 means the newest.
-        saga: saga block of the effect, or "".
-        timeout_s: how long each call may take.
-        has_probe, is_repeatable: determine what is done after a crash during the call.
+        is_undo: whether this is a compensation of the effect with this key and generation. Generation 0 means the newest generation.
+        saga: name of the saga block that requested the effect, or "".
+        timeout_s: time limit of each call.
+        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. Both decide what happens after a crash
+        during the call.
     """
 
     key: str
@@ -170,9 +176,10 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EffectWork(msgspec.Struct, frozen=True):
-    """Work of an effect: call `function` with its outside key, like a step, for at most `timeout_s`. Retry after each of `waits_s` if it raises.
+    """Instructions to perform an effect: call `function` with its outside key for at most `timeout_s`. If the call raises, wait for the
+    next time in `waits_s` and retry.
 
-    `probe` finds out whether an earlier call has done the effect; it returns None if no call has.
+    `probe` returns the effect's result if an earlier call performed the effect, otherwise None.
     """
 
     function: Callable[..., Any]
@@ -184,14 +191,14 @@ class EffectWork(msgspec.Struct, frozen=True):
 
 
 class SegmentEnd(msgspec.Struct, frozen=True):
-    """The end of a segment.
+    """The end of a segment: what the handler's coroutine yields to the runtime.
 
     Attributes:
         waits: the request whose result the handler waits for.
-        timeout_ns: time until the wait times out or the sleep ends; None: no limit.
-        work: work of a step or an effect.
-        entries: requests since the previous segment whose results were known at once.
-        is_repeated: the turn waited here before, so this segment's sends have already left.
+        timeout_ns: nanoseconds until the wait times out or the sleep ends, or None for an unlimited wait.
+        work: the step or effect to run, or None for all other requests.
+        entries: requests since the end of the previous segment whose results were available immediately.
+        is_repeated: whether an earlier run of the turn waited here, so that this segment's messages have already left.
     """
 
     waits: JournalEntry
@@ -201,7 +208,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     is_repeated: bool
 
     def pause(self, seed: bytes) -> "Pause":
-        """Return this segment end as a `Pause` for the core; `seed` is the seed of the turn."""
+        """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = self.work is not None and self.work.is_logged
@@ -209,13 +216,13 @@ class SegmentEnd(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """End of a segment of an unfinished turn, in the form that the core gets.
+    """The core's description of the end of a segment of an unfinished turn.
 
     Attributes:
         seed: seed of the turn.
-        waits, timeout_ns, entries: see `SegmentEnd`.
-        is_logged: the turn continues only when the host log holds the result.
-        intent: intent of the effect, if the turn waits for one.
+        waits, timeout_ns, entries: same as in `SegmentEnd`.
+        is_logged: whether the turn continues only when the host log contains the result.
+        intent: intent of the effect that the turn waits for, or None if the turn waits for something else.
     """
 
     seed: bytes
@@ -232,10 +239,11 @@ class TurnJournal:
     Attributes:
         seed: seed of the turn's random draws.
         received_from: sender of the last received message.
-        divergence: the handler's request differed from the journal. The handler may have caught the resulting error and continued.
-        has_left: messages sent before the last wait have left, since the turn has waited there.
-        takes_effects: the store can release intents, so effects are possible.
-        own_modules: modules in which compensations are looked up (`sagas.py`).
+        divergence: the error raised because the handler's request differed from the journal, or None. The handler may have caught the error
+            and continued.
+        has_left: whether the messages sent before the last wait have left, because the turn really waited there.
+        takes_effects: whether the store can release intents, which effects require.
+        own_modules: modules in which the functions of compensations are looked up (`sagas.py`).
     """
 
     def __init__(
@@ -247,7 +255,7 @@ class TurnJournal:
         takes_effects: bool = True,
         own_modules: Sequence[str] = (),
     ) -> None:
-        """`begun`: saved turn to run again; `logged`: log entries of turns with the same number."""
+        """Start a journal. `begun` is the saved turn to run again, if any. `logged` are the log entries of turns with the same number."""
         self.takes_effects = takes_effects
         self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
@@ -264,7 +272,7 @@ class TurnJournal:
 
     @property
     def is_beyond(self) -> bool:
-        """Return whether the handler has made more requests than were known when this run started."""
+        """Return whether the handler has made more requests than the journal contained when this run started."""
         return self._place > len(self._known)
 
     def draw(self) -> bytes:
@@ -273,7 +281,7 @@ class TurnJournal:
         return blake2b(self._draws.to_bytes(8, "big"), key=self.seed, person=b"draw", digest_size=32).digest()
 
     def now(self, now_ns: Callable[[], int]) -> int:
-        """Return the time at which the handler first made this request."""
+        """Return the time at which the handler made this request in its first run."""
         place = self._place
         entry = self._reach("now", "", b"")
         if entry is None:
@@ -285,12 +293,12 @@ class TurnJournal:
         return int.from_bytes(entry.result, "big")
 
     def call_id(self) -> bytes:
-        """Return the id of the next call, which is unique among this agent's calls."""
+        """Return the id for the next call, which is unique among this agent's calls."""
         return call_id(self.seed, self._place)
 
     def effect_id(self, digest: bytes) -> bytes:
-        """Return the id of the next effect. `digest` covers its name and arguments, since the turn may request another effect at this place
-        in another history."""
+        """Return the id for the next effect. `digest` covers the effect's name and arguments, since in a different history the turn may
+        request a different effect at this place."""
         return call_id(self.seed, self._place, digest)
 
     async def wait(
@@ -302,10 +310,11 @@ class TurnJournal:
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """End the segment, unless the journal or the host log already has the result."""
+        """Return the entry with the result of this request. If neither the journal nor the host log contains it, end the segment and
+        wait."""
         place = self._place
         entry = known = self._reach(kind, name, digest)
-        # Compensations, one for each effect, must not fail on this limit.
+        # The limit does not apply to compensations, since they must not fail. There is at most one for each effect.
         is_undo = isinstance(work, EffectWork) and work.intent.is_undo
         if known is None and not is_undo:
             self._check_room(place)
@@ -327,7 +336,7 @@ class TurnJournal:
         self._logged.passed(place, found)
 
     def _reach(self, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the journal's entry at the next place; None if the turn has not reached this place before."""
+        """Return the journal's entry at the next place, or None if no earlier run of the turn reached this place."""
         place = self._place
         self._place += 1
         if place >= len(self._known):
@@ -339,7 +348,7 @@ class TurnJournal:
         return known
 
     def _check_room(self, place: int) -> None:
-        """Check that the journal has room for one more entry."""
+        """Raise UsageError if the journal has no room for another entry."""
         if place >= JOURNAL_ENTRIES_MAX or self._size_bytes >= JOURNAL_BYTES_MAX:
             raise UsageError(
                 f"the turn's journal is full: {place:,} entries with {self._size_bytes:,} bytes of results, and a turn may have "
@@ -349,11 +358,11 @@ class TurnJournal:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn an error in reading a recorded result into a divergence. The result had its declared type when it was recorded, so code that
-        cannot read it differs from the code that began the turn.
+        """Convert an error in reading a recorded result to a divergence. The result had its declared type when it was recorded, so code
+        that cannot read the result differs from the code that started the turn.
 
         Raises:
-            DivergenceError: raised in place of EncodingError.
+            DivergenceError: If the block raises EncodingError.
         """
         try:
             yield
@@ -365,7 +374,7 @@ class TurnJournal:
             raise self.divergence from error
 
     def end(self) -> None:
-        """End the journal, since the handler has returned."""
+        """End the journal after the handler has returned, and record a divergence if the journal contains further entries."""
         if self.divergence is None and self._place < len(self._known):
             self._diverged(self._place, "has ended")
 
@@ -394,7 +403,7 @@ def _difference(known: JournalEntry, kind: str, name: str) -> str:
 
 
 def _line_of_handler() -> str:
-    """Return the innermost source line that is not in the runtime."""
+    """Return the file and line of the innermost frame that is not in the runtime."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
@@ -404,26 +413,27 @@ def _line_of_handler() -> str:
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
 LATE_REPLY = "@reply"
-"""Type name of a late reply, for a call that has timed out."""
+"""Type name of a reply that arrives after its call has timed out."""
 
 
 def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
-    """Return the id of the call, or of the effect with this digest, at this place of a turn's journal; places count from 0."""
+    """Return the id of the call at this place in a turn's journal, or with a digest, the id of the effect there. Places are counted from
+    0."""
     return blake2b(place.to_bytes(8, "big") + digest, key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
 def call_payload(call: bytes, payload: bytes) -> bytes:
-    """Return a message that asks for a reply."""
+    """Wrap a message's payload as a call, that is, a message that requests a reply."""
     return CALL + call + payload
 
 
 def reply_payload(call: bytes, payload: bytes) -> bytes:
-    """Return the encoded reply; an empty one if the turn gives no answer."""
+    """Return the encoded reply to a call. An empty `payload` means that the turn gave no reply."""
     return REPLY + call + payload
 
 
 def read_call(payload: bytes) -> tuple[bytes, bytes]:
-    """Return the call's id, or b"" if no reply is requested, and the message."""
+    """Return the id of the call and the message without its wrapper. If the payload is not a call, the id is b""."""
     if not payload.startswith(CALL):
         return b"", payload
     end = len(CALL) + CALL_ID_BYTES
@@ -431,20 +441,20 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def refusal_of(payload: bytes) -> bytes:
-    """Return the empty reply of a turn that failed permanently; b"" if the message requests no reply."""
+    """Return the empty reply to a message whose turn failed permanently, or b"" if the message requests no reply."""
     call, _ = read_call(payload)
     return reply_payload(call, b"") if call else b""
 
 
 def reply_to(call: bytes) -> bytes:
-    """Return the first bytes of a payload that is the reply to this call."""
+    """Return the bytes with which the payload of each reply to this call starts."""
     return REPLY + call
 
 
 _T = TypeVar("_T")
 
 REASON_CHARACTERS_MAX = 1000
-"""Largest number of characters of an error's text. The text is in the journal, and so in checkpoints."""
+"""Largest number of characters kept of an error's text. Journals, and therefore checkpoints, contain the text."""
 
 _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 
@@ -453,10 +463,10 @@ ARGUMENT_DIGEST_BYTES = 8
 
 
 def argument_digest(step: str, arguments: object) -> bytes:
-    """Return a digest of the arguments, independent of the order of sets; "" for no arguments.
+    """Return a digest of a step's arguments, which does not depend on the order of sets. Without arguments return b"".
 
     Raises:
-        EncodingError: the arguments cannot be encoded.
+        EncodingError: If the arguments cannot be encoded.
     """
     try:
         return blake2b(encode_ordered(arguments), digest_size=ARGUMENT_DIGEST_BYTES).digest() if arguments else b""
@@ -469,10 +479,10 @@ def argument_digest(step: str, arguments: object) -> bytes:
 
 
 def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
-    """Encode an argument of a compensation for storage; the argument will be decoded as the type `declared`.
+    """Encode an argument of a compensation for storage. The argument will be decoded as the type `declared`.
 
     Raises:
-        EncodingError: the argument cannot be encoded, or would decode to another value.
+        EncodingError: If the argument cannot be encoded, or would decode to a different value.
     """
     try:
         encoded = encode_ordered(value)
@@ -485,7 +495,7 @@ def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
 
 
 def describe_result(result: bytes, *, is_done: bool) -> str:
-    """Describe the result of an effect, for display."""
+    """Return the result of an effect, or the error if it is not done, as text for display."""
     try:
         value = message_decoder(Any).decode(result)
     except (msgspec.MsgspecError, ValueError, TypeError):
@@ -496,12 +506,12 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
 def encode_result(
     step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
 ) -> bytes:
-    """Encode a step's result for the journal; `function` declares the result's type. An effect's result may lose its type if the function
-    declares none.
+    """Encode the result of a step or effect for the journal. `function` declares the result's type. If it declares none, an effect's result
+    may decode to plain values.
 
     Raises:
-        EncodingError: the result cannot be encoded, or would decode to another value.
-        MessageTooLargeError: the result is larger than 16 MiB.
+        EncodingError: If the result cannot be encoded, or would decode to a different value.
+        MessageTooLargeError: If the result is larger than 16 MiB.
     """
     try:
         result = encode_body(value)
@@ -511,7 +521,7 @@ def encode_result(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
     declared = returned_by(function)
-    # The effect itself has succeeded, and the handler gets only the journal's copy of a result without a declared type.
+    # An effect that has succeeded must not fail here, so without a declared type the handler gets the journal's copy of the result.
     if not is_effect or declared is not Any:
         check_declared(value, declared, f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
@@ -523,7 +533,7 @@ def encode_result(
 
 
 def encode_error(error: BaseException) -> bytes:
-    """Encode the error that a step has raised."""
+    """Encode the error that a step raised."""
     try:
         reason = str(error)
     except Exception:  # the error's own class may raise anything
@@ -535,8 +545,8 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
     """Return the step's result from the journal.
 
     Raises:
-        StepFailedError: the step raised.
-        EncodingError: the result is not what the function declares to return.
+        StepFailedError: If the step raised.
+        EncodingError: If the result does not have the type that the function declares.
     """
     if entry.outcome == FAILED:
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
@@ -550,7 +560,7 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
 
 
 def returned_by(function: Callable[..., Any] | None) -> Any:  # any annotation
-    """Return the declared return type of a function; Any without a declaration."""
+    """Return the declared return type of a function, or Any if the function declares none."""
     inner = function.func if isinstance(function, functools.partial) else function
     if inner is None:
         return Any
@@ -575,10 +585,10 @@ def _decoder_of(kind: Any) -> Any:  # msgspec's decoder of that type
 
 
 def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
-    """Decode a message.
+    """Decode a message as type `kind`. Error messages call the message `what`.
 
     Raises:
-        EncodingError: the message is of another type, or does not decode.
+        EncodingError: If the message has a different type, or does not decode.
     """
     hashed: Any = kind  # mypy assumes that some classes are not hashable
     name, body = split_message(payload)

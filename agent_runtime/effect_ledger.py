@@ -1,8 +1,8 @@
-"""The fleet's ledger of effects, from which the fate of each effect is computed. The ledger is read from the outputs under `@effects`, of a
-running fleet or a store.
+"""Computes the fate of each effect from the fleet's ledger of effects. The ledger consists of the outputs under `@effects` in a running
+fleet or a store.
 
-A ledger record is released with a complete snapshot, so no failure reverts it. The ledger contains only released records, so an effect that
-has just ended is still "open" here. Hosts report the state of open effects (`with_standing`).
+Each ledger record is released with a complete snapshot, so no failure reverts it. Since the ledger contains only released records, an
+effect that has just ended is still "open" in it. Hosts report the current state of open effects, which `with_standing` adds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,31 +26,32 @@ from snapline.storage.packs.checkpoint import MadeEffect
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
 UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
-"""Fates that may need an operator's attention, the most urgent first."""
+"""Fates that may need an operator's attention, with the most urgent first."""
 
 _Key = tuple[str, str, int]
-"""Agent, key, generation."""
+"""An effect's agent, key and generation."""
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """An action of an agent on the outside, done or requested (`ctx.effect`).
+    """An external action that an agent has requested with `ctx.effect`, performed or not.
 
     Attributes:
-        key: id of the effect within its agent; a key that begins with `@` was generated for its turn.
-        generation: 1, plus one for each repetition after a compensation.
-        name: name given by the handler.
-        outside_key: key that the service received.
-        fate: "open": requested, and may have been called; "done"; "failed": the function raised, and the effect may have been done;
-            "compensated"; "left": done, or possibly done, in a turn that failed permanently, and not undone; "undone": the fleet was rolled
-            back past the request, and the effect was not called. A running fleet also has "waiting": not called, since the intent is not
-            released; "in doubt": an earlier incarnation of the agent may have called it, and the present one probes or calls it again;
-            "needs people": the agent waits until an operator says whether the effect was done.
-        arguments, result: text for display; for a failed effect, the error.
-        compensation: `module:function`, or "".
-        undoes: for a compensation, the key of the effect that it undoes.
-        saga: saga block of the effect, or "".
+        key: id of the effect within its agent. The runtime generated it if it begins with `@`, otherwise the handler chose it.
+        generation: 1 at first, increased by one each time the effect is requested again after its compensation.
+        name: name that the handler gave the effect.
+        outside_key: key that is passed to the external service.
+        fate: "open" (requested, and possibly called), "done", "failed" (the function raised, but the effect may have been performed),
+            "compensated", "left" (certainly or possibly performed in a turn that failed permanently, and not undone) or "undone" (the fleet
+            was rolled back past the request, and the effect was not called). A running fleet also reports "waiting" (not called yet, since
+            the intent is not released), "in doubt" (an earlier incarnation of the agent may have called the effect, and the current
+            incarnation probes or calls it again) and "needs people" (the agent waits until an operator states whether the effect was
+            performed).
+        arguments, result: arguments and result as text for display. The result of a failed effect is its error.
+        compensation: compensation as `module:function`, or "" if there is none.
+        undoes: key of the effect that this effect compensates, or "" if this effect is not a compensation.
+        saga: name of the saga block that requested the effect, or "".
         asked_ns: wall-clock time of the request, since 1970.
-        epoch: snapshot with which the newest record was released.
+        epoch: number of the snapshot with which the effect's newest ledger record was released.
     """
 
     agent: str
@@ -69,7 +70,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
-    """Return each effect with its fate, in the order in which they were requested."""
+    """Return each effect in the ledger with its fate, in the order of the requests."""
     standing: list[Output] = []
     undone: dict[_Key, Effect] = {}
     for record in words:
@@ -82,8 +83,8 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
 
 
 def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect]) -> list[Effect]:
-    """Return the effects updated by hosts' latest reports: the states of effects that have not ended, and effects that the ledger does not
-    contain yet."""
+    """Return the effects after an update from the hosts' latest reports. The reports contain the states of unfinished effects, including
+    effects that the ledger does not contain yet."""
     by_key = {(effect.agent, effect.key, effect.generation): effect for effect in effects}
     for standing_effect in standing:
         place = standing_effect.agent, standing_effect.key, standing_effect.generation
@@ -99,8 +100,8 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect
 
 
 def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
-    """Return the effects that were open in the cut of an epoch, each with its present fate. The records released with that epoch and before
-    determine which were open."""
+    """Return the effects that were open in the cut of an epoch, each with its current fate. An effect was open if the records released up
+    to that epoch say so."""
     every = list(words)
     later = (place for place, record in enumerate(every) if isinstance(record, Output) and record.epoch > epoch)
     before = fold(every[: next(later, len(every))])
@@ -131,7 +132,7 @@ def _apply_record(found: dict[_Key, Effect], word: Output) -> None:
 
 
 def _requested_effect(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
-    """Return an effect that was requested, perhaps again: after it failed, or after the fleet went back."""
+    """Return a newly requested effect. `known` is its earlier request if the effect is requested again, after a failure or a rollback."""
     return Effect(
         word.agent,
         record.key,
@@ -157,7 +158,7 @@ def _fate_of(stage: str) -> Fate:
 # ---- the message of a turn that undoes effects ------------------------------------------------------------------------
 
 UNDO = b"\x05@undo"
-"""Head of the message, which precedes the effects. No message type can have this name."""
+"""First bytes of the message that starts an undo turn. The encoded effects follow. No message type can have this name."""
 
 UNDO_NAME = "@undo"
 
@@ -165,10 +166,10 @@ _undo_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
 
 def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """Return the message of the turn that undoes these effects, in this order."""
+    """Return the message that starts a turn which undoes these effects in this order."""
     return UNDO + msgspec.msgpack.encode(list(made))
 
 
 def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
-    """Decode the effects to undo; `body`: the bytes behind the name. Raises msgspec.MsgspecError."""
+    """Decode the effects to undo from the bytes after the message's name. Raise msgspec.MsgspecError if `body` does not decode."""
     return _undo_decoder.decode(body)

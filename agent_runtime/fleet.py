@@ -35,68 +35,71 @@ if TYPE_CHECKING:
 
 
 DEFAULT_POLICY: Policy = Every(1.0)
-"""Default checkpoint policy of fleets whose agents checkpoint on their own."""
+"""Default checkpoint policy of fleets whose agents checkpoint independently."""
 
 LINE_PERIOD_LEAST_S = 0.5
-"""Smallest time between two epochs that the coordinator of such a fleet makes from its recovery line. Each such epoch reads and writes all
-states."""
+"""Minimum time between two epochs that the coordinator makes from the recovery line of a fleet whose agents checkpoint independently. Each
+such epoch reads and writes all states."""
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
-"""Default limit of sender logs in the store."""
+"""Default limit on the size of the sender logs in the store."""
 
 EPOCH_TIMEOUT_S = 60.0
-"""Default time after which an unfinished epoch is aborted. Use a longer time for agents with longer turns."""
+"""Default time after which an unfinished epoch is aborted. Increase it if agents have turns that take longer."""
 
 OBJECTIVE_MOST_S = 1e9
 """Largest value of `rpo_s` and `rto_s`, about thirty years. In nanoseconds such a value still fits into 64 bits."""
 
 BUSY_LIMIT_S = 300.0
-"""Default time for which agent code may block a host: long enough for a solver, and short enough to detect an endless loop soon."""
+"""Default time for which agent code may block a host. It is long enough for a solver, and short enough to detect an endless loop soon."""
 
 BUSY_LIMIT_S_MIN = 2.0
-"""Smallest `busy_limit_s`. Shorter blockages are normal, and the event loop is checked only once a second."""
+"""Smallest valid `busy_limit_s`. Shorter blocking is normal, and the event loop is checked only once a second."""
 
 AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
-"""Step name → stub: the simulator calls stubs instead of the steps' functions."""
+"""Mapping from step names to stubs, which the simulator calls instead of the steps' functions."""
 
 
 class Fleet:
-    """Definition of a fleet of agents; every host must use the same one.
+    """Definition of a fleet of agents. All hosts of the fleet must use the same definition.
 
     Args:
-        name: the fleet's name; `[A-Za-z0-9_.-]{1,128}`.
-        agents: agent id → agent, or a function without arguments that makes the agent. If functions are given, each host makes only its own
-            agents. The functions must make the same agents in every process.
-        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and Yang's stamps with Chandy
-            and Lamport's markers), "koo-toueg". Agents checkpoint on their own: "uncoordinated", and communication-induced "bcs", "hmnr",
-            "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md compares them).
-        triggers: when to take checkpoints. Coordinated fleets accept one `Every` for all agents together; without it, checkpoints are taken
-            manually (`snapline snapshot create`). Agents that checkpoint on their own do so as soon as one of `Every`, `EveryMessages`,
-            `Adaptive` requires a checkpoint; default: every second. With `Manual()` only `ctx.checkpoint()` and the protocol take
-            checkpoints.
-        stop_when: predicate called with each complete cut (or only the newest, if the predicate is slow); `True` ends the fleet. It must be a stable
-            property, one that stays true once it is true (Chandy and Lamport 1985, section 1), such as "all agents are done and nothing is in
-            transit".
-        epoch_timeout_s: time after which an unfinished epoch is aborted.
-        log_bytes_max: limit of sender logs in the store. Above it, a fleet whose recovery line does not advance (domino effect) is paused
-            briefly for a consistent cut, after which the logs are deleted.
-        place: placement rules: agent id, or id prefix followed by an asterisk → one or more hosts. The first matching rule applies, as long as one of
-            its hosts is present. A spawned agent starts on the host of its parent.
-        rpo_s, rto_s: objectives in seconds: the most work that a failure may undo, and the longest recovery, from the first suspicion of a
-            failure until all hosts have applied the recovery plan. These objectives change no behaviour: the coordinator reports missed
-            objectives in `snapline status`, in the view and in its log. None: no report.
-        busy_limit_s: if agent code blocks a host's event loop for this time, the host process exits and the fleet recovers
-            (docs/durable-turns.md, "What may block"). None: never. Hosts of one fleet may differ in this.
-        simulate: name of a step → stub. Only `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
-            step's function. The stub of an effect has the effect's name; its probe is `NAME/probe`, its compensation `NAME/undo`.
-            Alternatively, a function without arguments that makes this mapping for each run, so that runs share no stubs.
-        compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the agents' classes.
-            Functions in other modules are never called, even if data in the store names them.
+        name: the fleet's name, which must match `[A-Za-z0-9_.-]{1,128}`.
+        agents: mapping from agent ids to agents, or to functions without arguments that create the agents. With functions, each host
+            creates only its own agents. A function must create the same agent in every process.
+        protocol: the checkpointing protocol, which never changes during the fleet's life. The coordinated protocols are "chandy-lamport"
+            (Lai and Yang's stamps with Chandy and Lamport's markers) and "koo-toueg". The protocols with independent checkpoints are
+            "uncoordinated" and the communication-induced protocols "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas"
+            (docs/protocols.md compares them).
+        triggers: conditions for taking checkpoints. Coordinated fleets accept one `Every` for all agents together. Without it, checkpoints
+            are taken manually (`snapline snapshot create`). Agents that checkpoint independently do so as soon as one of `Every`,
+            `EveryMessages` or `Adaptive` requires a checkpoint. Their default is every second. With `Manual()` only `ctx.checkpoint()` and
+            the protocol cause checkpoints.
+        stop_when: predicate that is called with each complete cut, or only with the newest if the predicate is slow. The fleet ends when it
+            returns True. It must test a stable property, that is, one that stays true once it is true (Chandy and Lamport 1985, section 1),
+            such as "all agents are done and nothing is in transit".
+        epoch_timeout_s: time in seconds after which an unfinished epoch is aborted.
+        log_bytes_max: limit on the size of the sender logs in the store. If the recovery line does not advance (domino effect) and the logs
+            exceed this limit, the fleet is paused briefly for a consistent cut. Then the logs are deleted.
+        place: placement rules, as a mapping from an agent id, or an id prefix followed by an asterisk, to one or more hosts. The first
+            matching rule applies, as long as at least one of its hosts is present. A spawned agent starts on its parent's host.
+        rpo_s, rto_s: recovery point objective and recovery time objective in seconds. The first limits the work that a failure may undo.
+            The second limits the time from the first suspicion of a failure until all hosts have applied the recovery plan. The coordinator
+            only reports missed objectives: in `snapline status`, in the view and in its log. With None it reports nothing.
+        busy_limit_s: if agent code blocks a host's event loop for this many seconds, the host process exits and the fleet recovers
+            (docs/durable-turns.md, "What may block"). With None the process never exits for this reason. Hosts of one fleet may use
+            different values.
+        simulate: mapping from step names to stubs. Only `snapline sim` and the pytest fixture call a stub, with the step's arguments,
+            instead of the step's function. The stub of an effect has the effect's name NAME, the stub of its probe is `NAME/probe`, and the
+            stub of its compensation is `NAME/undo`. Instead of the mapping, a function without arguments may be given that creates the
+            mapping for each run, so that runs share no stubs.
+        compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the
+            agents' classes. A compensation in any other module is never called, even if data in the store names it.
 
     Raises:
-        FleetDefinitionError: the definition is not valid.
+        FleetDefinitionError: If the definition is invalid.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Fleet:
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
         self.compensation_modules = _modules_of(compensation_modules)
-        self.classes: dict[str, type[Agent]] = {}  # cache of classes, by kind; even a large fleet has few kinds
+        self.classes: dict[str, type[Agent]] = {}  # cache by kind, unbounded since even a large fleet has few kinds
         self._check()
 
     def _check(self) -> None:
@@ -190,24 +193,24 @@ class Fleet:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy by which agents checkpoint on their own."""
+        """Return the policy by which agents checkpoint independently."""
         if not self.triggers:
             return DEFAULT_POLICY
         return self.triggers[0] if len(self.triggers) == 1 else AnyOf(self.triggers)
 
     @property
     def period_ns(self) -> int:
-        """Return the nanoseconds between two periodic epochs; 0 = no periodic epochs."""
+        """Return the nanoseconds between two periodic epochs, or 0 if there are no periodic epochs."""
         periods = [trigger.seconds for trigger in self.triggers if isinstance(trigger, Every)]
         if is_autonomous(self.protocol):
             return round(max(LINE_PERIOD_LEAST_S, min(periods, default=1.0)) * 1e9)
         return round(periods[0] * 1e9) if periods else 0
 
     def make(self, agent: str) -> Agent:
-        """Make one agent in its initial state and check that it can be checkpointed.
+        """Create one agent in its initial state, and check that it can be checkpointed.
 
         Raises:
-            FleetDefinitionError, EncodingError: the agent cannot be made or checkpointed; the message names the agent and the field.
+            FleetDefinitionError, EncodingError: If the agent cannot be created or checkpointed. The message names the agent and the field.
         """
         source = self.agents[agent]
         agent_object = source if isinstance(source, Agent) else source()
@@ -231,13 +234,12 @@ class Fleet:
                 "to 'undo' (and pay for it), 'keep' or 'recover'"
             )
         if isinstance(source, Agent):
-            # The agent in the definition stays unchanged, since a later recovery to the initial states starts from it
-            # again.
+            # Return a copy, since a later recovery to the initial states needs the unchanged agent from the definition.
             agent_object = restore_agent(type(agent_object), image)
         return agent_object
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
-        """Refuse a class that another process could not find by its name during a recovery."""
+        """Reject a class that another process could not find by its name during a recovery."""
         try:
             module: object = sys.modules[agent_class.__module__]
             found_class = reduce(getattr, agent_class.__qualname__.split("."), module)
@@ -250,27 +252,28 @@ class Fleet:
             )
 
     def kind_of(self, agent: str) -> str:
-        """Return the kind that is recorded for the agent's class. The agent itself need not have been made yet."""
+        """Return the kind that checkpoints record for the agent's class, without creating the agent."""
         source = self.agents[agent]
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
         function = getattr(source, "func", source)
-        named = function if hasattr(function, "__qualname__") else type(function)  # a repr would have a memory address
+        named = function if hasattr(function, "__qualname__") else type(function)  # a repr contains a memory address
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
-        """Return a digest that is equal on hosts that define the same fleet; the coordinator rejects hosts with another digest."""
+        """Return a digest that is equal on all hosts that define the same fleet. The coordinator rejects hosts whose digest differs."""
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
-        # a fleet that uses none of these options keeps the digest of earlier versions
+        # If a fleet uses none of these options, its digest is the same as in earlier versions.
         places = (tuple(self.place.items()),) if self.place else ()
         objective_values = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
         objectives = tuple([(name, float(time_s)) for name, time_s in objective_values.items() if time_s is not None])
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
-        """Return the parts of the definition that the digest covers, as `name=value`; a rejection shows which of them differ."""
+        """Return the parts of the definition that the digest covers, as `name=value`. A rejection message shows which of these parts
+        differ."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
         names = ", ".join(sorted(agents))
         if len(names) > AGENTS_CHARACTERS_MAX:
@@ -291,14 +294,14 @@ class Fleet:
 
 
 AGENTS_CHARACTERS_MAX = 400
-"""Largest number of characters that agents' names take in a rejection message; further agents are only counted."""
+"""Largest length of the list of agents in a rejection message. A longer list is replaced by a count and a digest."""
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules whose functions may undo effects of agents of this class; their submodules are included. `listed`: modules that
-    the fleet names.
+    """Return the modules whose functions, and whose submodules' functions, may undo effects of agents of this class. `listed` are the
+    modules in `Fleet(compensation_modules=…)`.
 
-    For a class of snapline itself, only the package around the class is returned, not all of snapline.
+    For a class that is part of snapline, only the package that contains the class is returned, not all of snapline.
     """
     modules = [base.__module__ for base in agent_class.__mro__ if base not in Agent.__mro__]
     packages = [name.rpartition(".")[0] if name.startswith("snapline.") else name.partition(".")[0] for name in modules]
@@ -319,7 +322,7 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
     """Parse `Fleet(place=…)` into rules.
 
     Raises:
-        FleetDefinitionError: the value is not such a mapping; the message names the rule.
+        FleetDefinitionError: If `place` is not a mapping, or a rule is invalid. The message names the invalid rule.
     """
     if not isinstance(place, Mapping):
         raise FleetDefinitionError(f"place is a {type(place).__qualname__}: give a dictionary, agents → hosts")
@@ -345,10 +348,10 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
 
 
 def stubs_of(fleet: Fleet) -> Stubs | None:
-    """Return the stubs of one simulated run; None if the fleet has none.
+    """Return the stubs for one simulated run, or None if the fleet defines no stubs.
 
     Raises:
-        FleetDefinitionError: the stubs are not valid.
+        FleetDefinitionError: If the stubs are invalid.
     """
     if not callable(fleet.simulate):
         return fleet.simulate
@@ -358,7 +361,7 @@ def stubs_of(fleet: Fleet) -> Stubs | None:
 
 
 def check_stubs(stubs: object) -> None:
-    """Raise FleetDefinitionError unless the value is a mapping of names to functions."""
+    """Raise FleetDefinitionError unless `stubs` is a mapping from names to functions."""
     if not isinstance(stubs, Mapping):
         raise FleetDefinitionError(f"simulate is a {type(stubs).__qualname__}: give a dictionary, step's name → stub")
     for name, stub in stubs.items():
@@ -377,7 +380,7 @@ def _is_objective(value: object) -> bool:
 
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
-    """Return an agent of `agent_class` with the state from `image`; the constructor is not called."""
+    """Return an agent of `agent_class` with the state from `image`, without calling the constructor."""
     agent_object = agent_class.__new__(agent_class)
     agent_object.state = agent_type(agent_class).state_decoder.decode(image)
     return agent_object
@@ -387,8 +390,8 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
     """Encode an agent's state, and check that it decodes to an equal state.
 
     Raises:
-        EncodingError: the state cannot be saved; the message names the agent, the field, the handlers that may have caused the error, and
-            the next step.
+        EncodingError: If the state cannot be saved. The message names the agent, the field, the handlers that may have caused the error,
+            and the next step.
     """
     image = encode_unchecked(agent, made, known, handlers)
     if known.state_type is not None:
@@ -400,11 +403,12 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
 
 
 def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state like `encode_state`, but without its check. The caller calls `check_state_image` afterwards.
+    """Encode an agent's state like `encode_state`, but without checking that it decodes to an equal state. The caller must call
+    `check_state_image` afterwards.
 
     Raises:
-        EncodingError: the state cannot be encoded; the message names the agent, the field, the handlers that may have caused the error, and
-            the next step.
+        EncodingError: If the state cannot be encoded. The message names the agent, the field, the handlers that may have caused the error,
+            and the next step.
     """
     try:
         if known.agent_class.allow_pickle:
@@ -417,7 +421,7 @@ def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterab
 
 
 def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str] = ()) -> str:
-    """Describe why a state cannot be saved, and what to store instead."""
+    """Return an error message that says why a state cannot be saved and which types it may contain instead."""
     after = " or ".join(handlers)
     return (
         f"the state of agent {agent!r} ({known.state_name}) cannot be saved{after and f' after {after}'}: {why}; "
@@ -426,10 +430,12 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """Refuse a state in which a field holds another type than declared. Such a state could be written, but a recovery from it would fail.
+    """Reject a state in which a field's value does not have the declared type. Such a state could be written, but a recovery from it would
+    fail.
 
     Raises:
-        EncodingError: a field holds another type; the message names the agent, the field, and the handlers that may have caused it.
+        EncodingError: If a field's value does not have the declared type. The message names the agent, the field, and the handlers that may
+            have caused this.
     """
     try:
         known.state_reader.decode(skeleton)
@@ -441,10 +447,10 @@ def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Ite
 
 
 def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
-    """Refuse a state that cannot be decoded again, or that decodes to another state.
+    """Reject a state whose image cannot be decoded, or decodes to a different state.
 
     Raises:
-        FleetDefinitionError: the state is refused; the message names the agent and the problem.
+        FleetDefinitionError: If the state is rejected. The message names the agent and the problem.
     """
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:
@@ -463,10 +469,10 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
 
 
 def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
-    """Load `MODULE:FLEET`, where FLEET is a Fleet or a function that returns one; `arguments` are passed to the function.
+    """Load `MODULE:FLEET`, where FLEET is a Fleet, or a function that returns a Fleet when called with `arguments`.
 
     Raises:
-        FleetDefinitionError: `target` or an argument is wrong; the message is one sentence.
+        FleetDefinitionError: If `target` or an argument is invalid. The message is one sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -502,7 +508,7 @@ def load_function(target: str) -> Callable[..., object]:
     """Load the function that `MODULE:FUNCTION` names.
 
     Raises:
-        FleetDefinitionError: `target` is wrong; the message is one sentence.
+        FleetDefinitionError: If `target` is invalid. The message is one sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -549,17 +555,17 @@ def _attribute(module: object, module_name: str, attribute: str, wanted: str = "
 
 
 REFUSALS_NAMED_MAX = 3
-"""Largest number of classes named when a recovery line is refused. The coordinator accepts reasons of 2,000 characters, and each class
-takes up to 500."""
+"""Largest number of classes that an error message names when a recovery line is rejected. The coordinator accepts messages of up to 2,000
+characters, and each class takes up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
-    """Return the agent class recorded as `module:Class`.
+    """Return the agent class that is recorded as `kind`, in the form `module:Class`.
 
-    Only subclasses of Agent are returned, so that a name from a checkpoint or a peer cannot run other code.
+    The function returns only subclasses of Agent, so that a name from a checkpoint or a peer cannot select any other code.
 
     Raises:
-        EncodingError: no agent class has this name.
+        EncodingError: If no agent class has this name.
     """
     known = fleet.classes.get(kind)
     if known is None:
@@ -568,7 +574,8 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """Return the class recorded as `kind`; None if the class is missing. Records of a missing class can still be read."""
+    """Return the class recorded as `kind`, or None if the class does not exist. Records of a class that does not exist can still be
+    read."""
     try:
         return find_class(fleet, kind)
     except EncodingError:
@@ -592,13 +599,14 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
-    """Return the mapping from agent to migration plan for all checkpoints of a recovery line. Unborn agents have no plan.
+    """Return a mapping from agents to migration plans for all checkpoints of a recovery line. Agents that are not born yet get no plan.
 
-    This function runs no migration and decodes no state. It either refuses the whole fleet or confirms that all versions can be loaded.
+    This function neither runs a migration nor decodes a state. It either rejects the whole recovery line or confirms that all state
+    versions can be loaded.
 
     Raises:
-        MigrationError: a class is missing, or a state cannot be migrated to its class's version. The message names one agent of each class and
-            version, and the migration to write.
+        MigrationError: If a class is missing, or a state cannot be migrated to its class's version. For each such class and version, the
+            message names one agent and the migration to write.
     """
     plans: dict[str, MigrationPlan] = {}
     refused: dict[tuple[str, int], EncodingError] = {}
@@ -621,19 +629,19 @@ def _refuse(errors: list[EncodingError]) -> NoReturn:
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
-    """Return the agent of a checkpoint; `contents` are the bytes of the parts of its state.
+    """Return the agent that a checkpoint contains. `contents` holds the bytes of each part of the agent's state.
 
     Raises:
-        EncodingError: the class is missing, the state's type has changed without a migration, or the state does not decode.
+        EncodingError: If the class is missing, the state's type has changed without a migration, or the state does not decode.
     """
     return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
 
 
 def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """Return the agent of a checkpoint, and the chunks of the parts of its state (no chunks after a migration).
+    """Return the agent that a checkpoint contains, and the chunks of the parts of its state (no chunks after a migration).
 
     Raises:
-        EncodingError: the state does not decode, or a migration failed.
+        EncodingError: If the state does not decode, or a migration failed.
     """
     agent = plan.agent_class.__new__(plan.agent_class)
     state = load_state(plan, checkpoint, contents)

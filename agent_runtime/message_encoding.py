@@ -1,23 +1,23 @@
-"""Encodes messages and states: MessagePack by msgspec, with NumPy arrays and some other types as extension types.
+"""Encodes messages and states as MessagePack with msgspec. NumPy arrays and some other types are encoded as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes at once, so the
-sender may change its objects afterwards. Decoding runs no code of the message, since no pickle is used. Programs outside the fleet read
-messages as plain values, or as objects of a class that they pass.
+A message on a channel consists of its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes a
+message immediately, so the sender may change its objects afterwards. Decoding runs no code from the message, since pickle is not used.
+Programs outside the fleet read messages as plain values, or as objects of a class that they pass.
 
-The extensions are those of `storage/capture/values.py`. All of a message is in one record; `storage/capture/encoder.py` handles what a checkpoint
-keeps next to a state's record (large arrays, histories).
+The extension types are defined in `storage/capture/values.py`. A message is encoded as a single record. A checkpoint, in contrast, stores
+large arrays and histories outside the state's record (`storage/capture/encoder.py`).
 
-*Trace references.* Only messages of sampled traces have a reference; the bytes of other messages do not change. The name of a traced
-message has a *tail*:
+*Trace references.* Only a message that belongs to a sampled trace contains a trace reference. It is a *tail* after the name of the
+message's type:
 
     name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
 
-So the reference is part of the message wherever the message is kept: in channel states, logs, outboxes, timers, inputs and dead letters.
-The tail of a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail, since the turn that waits for it
-is already in the trace. This module does not depend on OpenTelemetry.
+So the reference stays with the message wherever the message is stored: in channel states, logs, outboxes, timers, inputs and dead letters.
+The tail of a call is in the wrapped message, and the tail of a creation message follows the agent's kind. A reply has no tail, since the
+turn that waits for the reply is already part of the trace. This module does not depend on OpenTelemetry.
 
-A tail is ASCII: code that does not know tails reads a longer name. Other code that reads a payload must not depend on the tail: two messages that
-differ only in their tails are equal (`without_tail`).
+A tail is ASCII, so code that does not know about tails just reads a longer name. Other code that reads payloads must treat two messages as
+equal if they differ only in their tails (`without_tail`).
 """
 
 import functools
@@ -45,22 +45,22 @@ _ordered = msgspec.msgpack.Encoder(enc_hook=encode_value, order="deterministic")
 
 
 def encode_body(value: object) -> bytes:
-    """Encode one value.
+    """Encode one value, without a type name.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: If the value cannot be encoded.
     """
     return _encoder.encode(value)
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value deterministically. Equal sets give the same bytes, although their order differs between processes, and so do equal
-    dictionaries in another order.
+    """Encode one value deterministically: equal sets, and equal dictionaries with a different order, are encoded to the same bytes in every
+    process.
 
-    The function does not support sets whose members cannot be ordered, or keys that are not text.
+    The bytes may still depend on the order if set members cannot be sorted, or dictionary keys are not text.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: If the value cannot be encoded.
     """
     try:
         return _ordered.encode(value)
@@ -70,9 +70,10 @@ def encode_ordered(value: object) -> bytes:
 
 @functools.cache
 def has_one_order(declared: Any) -> bool:
-    """Return whether equal values of this type are encoded to the same bytes in every process, which requires that they contain no sets.
+    """Return whether `encode_body` encodes equal values of this type to the same bytes in every process. This is false for types that may
+    contain sets.
 
-    The content of custom types is unknown, except for arrays.
+    Custom types other than arrays may contain sets, so the result for them is False.
     """
     try:
         waiting: list[object] = [msgspec.inspect.type_info(declared)]
@@ -101,17 +102,18 @@ def _is_array(kind: type) -> bool:
 
 
 def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:
-    """Return a decoder for states of one declared type; arrays are writable copies."""
+    """Return a decoder for states of one declared type. Decoded arrays are writable copies."""
     return StateDecoder(declared, allow_pickle=allow_pickle)
 
 
 def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Return a decoder for messages of one declared type; arrays are read-only views of the received bytes."""
+    """Return a decoder for messages of one declared type. Decoded arrays are read-only views of the received bytes."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_value, dec_hook=decode_declared)
 
 
 def result_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Return a decoder for a function's result: its arrays belong to the caller, as if the result had not been in a journal."""
+    """Return a decoder for a function's result in a journal. Decoded arrays are writable copies, as if the function had just returned
+    them."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_own_value, dec_hook=decode_declared)
 
 
@@ -121,14 +123,14 @@ def message_name(kind: type) -> str:
 
 
 NAME_BYTES_MAX = 255
-"""Largest size of a message type's name: one byte before the name holds its length."""
+"""Largest size of a message type's name, whose length is encoded in one byte."""
 
 
 def message_head(name: str) -> bytes:
     """Return the first bytes of every encoded message with this type name.
 
     Raises:
-        EncodingError: the name is too long.
+        EncodingError: If the name is too long.
     """
     encoded = name.encode()
     if len(encoded) > NAME_BYTES_MAX:
@@ -145,8 +147,8 @@ def encode_message(message: object) -> bytes:
     """Encode a message with its type's name.
 
     Raises:
-        EncodingError: some part of the message cannot be encoded; the error names the type and the field.
-        MessageTooLargeError: the message is larger than 16 MiB.
+        EncodingError: If some part of the message cannot be encoded. The error names the type and the field.
+        MessageTooLargeError: If the message is larger than 16 MiB.
     """
     kind: Any = type(message)  # mypy assumes that some classes are not hashable
     try:
@@ -166,12 +168,12 @@ def encode_message(message: object) -> bytes:
 
 
 def field_names(kind: type) -> list[str]:
-    """Return the field names of a struct or dataclass; no names for other values."""
+    """Return the field names of a struct or dataclass, or an empty list for any other type."""
     return list(getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ()))
 
 
 def describe_failure(value: object, error: BaseException) -> str:
-    """Say which field of a struct or dataclass cannot be encoded, and why."""
+    """Return why a value cannot be encoded. For a struct or dataclass the text names the first such field."""
     for name in field_names(type(value)):
         try:
             _encoder.encode(getattr(value, name))
@@ -188,10 +190,10 @@ def _why(error: BaseException) -> str:
 
 
 class MessageReader:
-    """Decoder of messages for client programs.
+    """Decodes messages for client programs.
 
-    `kind`: class of the messages; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields.
-    Errors call the class `option` and a message `what`, the caller's names for them.
+    `kind` is the class of the decoded messages. If it is None, a message is decoded to `{"type": its name, "fields": plain values}`. If it
+    is msgspec.Raw, the fields stay encoded as MessagePack. Error messages call the class `option` and a message `what`.
     """
 
     def __init__(self, kind: Any, option: str, what: str) -> None:
@@ -203,10 +205,10 @@ class MessageReader:
         self._option, self._what = option, what
 
     def read(self, name: str, body: Buffer) -> object:
-        """Return the message of the type `name`.
+        """Decode a message whose type has this name.
 
         Raises:
-            EncodingError: the message is of another type.
+            EncodingError: If the message has a different type than `kind`, or cannot be decoded.
         """
         if self._name and name != self._name:
             raise EncodingError(f"{self._what} is a {name}, and {self._option} says {self._name}")
@@ -218,16 +220,16 @@ class MessageReader:
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output that an agent has sent to the outside (`ctx.emit`). A complete snapshot contains the output's turn, so no failure reverts
+    """A released output that an agent emitted with `ctx.emit`. A complete snapshot contains the turn that emitted it, so no failure reverts
     the output.
 
     Attributes:
-        number: number among the outputs of its agent, from 1.
-        topic: topic given by the agent.
+        number: sequence number of the output among its agent's outputs, counted from 1.
+        topic: topic that the agent passed to `ctx.emit`.
         message: `{"type": its type's name, "fields": plain values}`, or an object of the caller's class.
-        cursor: position to resume reading after this output.
+        cursor: position from which a reader resumes after this output.
         epoch: number of the snapshot with which the output was released.
-        emitted_ns: wall-clock time since 1970.
+        emitted_ns: wall-clock time at which the agent emitted the output, in nanoseconds since 1970.
     """
 
     agent: str
@@ -240,13 +242,13 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class OutputsReverted(msgspec.Struct, frozen=True):
-    """A return of the fleet to an earlier snapshot, on purpose or because later ones were lost. Outputs released after that snapshot are
-    discarded.
+    """A rollback of the fleet to an earlier snapshot, either requested or because later snapshots were lost. Outputs released after that
+    snapshot are discarded.
 
     Attributes:
-        after: every output of a later epoch than this is reverted.
-        epochs: the reverted epochs, ascending, as far as their outputs are still kept.
-        cursor: position to resume reading, with the outputs that replace the reverted ones.
+        after: number of the epoch that the fleet returned to. Every output of a later epoch is reverted.
+        epochs: numbers of the reverted epochs whose outputs are still stored, in ascending order.
+        cursor: position from which a reader resumes, to read the outputs that replace the reverted outputs.
     """
 
     after: int
@@ -255,8 +257,8 @@ class OutputsReverted(msgspec.Struct, frozen=True):
 
 
 def read_batch(batch: "OutputBatch", topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
-    """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all topics if `topic` is empty.
-    EncodingError."""
+    """Yield a batch's reverted epochs, if any, and then its outputs under `topic`, or under all topics if `topic` is empty. Raise
+    EncodingError if a message cannot be decoded."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
     for index, output in enumerate(batch.outputs):
@@ -267,15 +269,16 @@ def read_batch(batch: "OutputBatch", topic: str, reader: MessageReader) -> Itera
 
 
 def undone_of(undone: "RevertedEpochs", cursor: str) -> OutputsReverted:
-    """Return the reverted epochs in the form for programs."""
+    """Convert a store's record of reverted epochs to the form that client programs get."""
     return OutputsReverted(undone.after, undone.epochs, cursor)
 
 
 HOPS_MAX = 255
-"""Largest number of successive turns in a trace. Fleets may send messages in cycles, and nobody reads longer traces."""
+"""Largest number of successive turns in a trace. Traces must be limited, since agents may send messages in cycles."""
 
 TAILED_NAME_BYTES_MAX, TAILED_KIND_BYTES_MAX = 255, 0xFFFF
-"""Largest sizes with the tail: the length of a name has one byte, the length of a kind two. If the tail does not fit, the trace ends."""
+"""Largest sizes of a name and of a kind, including the tail. The length of a name is encoded in one byte, and the length of a kind in two.
+If the tail does not fit, the trace ends."""
 
 _CALL_BYTES = len(CALL) + CALL_ID_BYTES
 _SAMPLED = 1
@@ -285,25 +288,25 @@ _HEADER = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]
 
 
 class Traceparent(NamedTuple):
-    """The span that a message comes from, and the number of further turns to trace."""
+    """Reference to the span that sent a message, and the number of further turns to trace."""
 
     trace: int
     span: int
     hops: int = HOPS_MAX
 
     def tail(self) -> bytes:
-        """Return the tail for a payload; b"" where the trace ends."""
+        """Return the tail to add to a payload, or b"" if no further turns are traced."""
         return b"@00-%032x-%016x-01%02x" % self if self.hops > 0 else b""
 
 
 def read_tail(tail: bytes) -> Traceparent | None:
-    """Parse a tail; return None if the text is not a tail."""
+    """Parse a tail. Return None if `tail` is not a valid tail."""
     match = _TAIL.fullmatch(tail)
     return None if match is None else _valid(int(match[1], 16), int(match[2], 16), int(match[3], 16))
 
 
 def read_header(header: str) -> Traceparent | None:
-    """Parse a W3C `traceparent` header; return None if it is malformed or its trace is not sampled."""
+    """Parse a W3C `traceparent` header. Return None if the header is malformed or its trace is not sampled."""
     match = _HEADER.fullmatch(header.strip())
     if match is None or not int(match[3], 16) & _SAMPLED:
         return None
@@ -315,7 +318,8 @@ def _valid(trace: int, span: int, hops: int) -> Traceparent | None:
 
 
 class _Name(NamedTuple):
-    """Place of the name of a message's type, or of the kind of a creation; its length is in the `width` bytes before `start`."""
+    """Position of the type name in a payload, or of the agent's kind in a creation message. The name's length is in the `width` bytes
+    before `start`."""
 
     start: int
     end: int
@@ -325,7 +329,7 @@ class _Name(NamedTuple):
         return self.end - self.start >= TAIL_BYTES and payload.startswith(MARK, self.end - TAIL_BYTES)
 
     def changed(self, payload: bytes, name: bytes) -> bytes:
-        """Return the payload with this name in its place."""
+        """Return the payload with the name at this position replaced by `name`."""
         length = len(name).to_bytes(self.width, "big")
         return b"".join((payload[: self.start - self.width], length, name, payload[self.end :]))
 
@@ -338,7 +342,7 @@ def _name_in(payload: bytes) -> _Name:
 
 
 def tail_of(payload: bytes) -> bytes:
-    """Return the tail of this message, call or creation; b"" if it is not traced."""
+    """Return the tail of a message, call or creation message, or b"" if it is not traced."""
     if not payload:
         return b""
     name = _name_in(payload)
@@ -346,7 +350,7 @@ def tail_of(payload: bytes) -> bytes:
 
 
 def with_tail(payload: bytes, tail: bytes) -> bytes:
-    """Return the message with this tail; unchanged if it already has a tail, cannot have one, or has no room."""
+    """Return the message with this tail added. Return it unchanged if it already has a tail, is a reply, or would become too large."""
     if not payload or payload.startswith(REPLY):
         return payload
     name = _name_in(payload)
@@ -358,13 +362,13 @@ def with_tail(payload: bytes, tail: bytes) -> bytes:
 
 
 def without_tail(payload: bytes) -> bytes:
-    """Return the message without its tail."""
+    """Return the message without its tail, or unchanged if it has none."""
     name = _name_in(payload)
     return name.changed(payload, payload[name.start : name.end - TAIL_BYTES]) if name.has_tail(payload) else payload
 
 
 def is_of_type(payload: bytes, name: str) -> bool:
-    """Return whether this is a message of that type, traced or not."""
+    """Return whether the message has the type `name`, with or without a tail."""
     size, known = payload[0], name.encode()
     return payload.startswith(known, 1) and (
         size == len(known) or (size == len(known) + TAIL_BYTES and payload.startswith(MARK, 1 + len(known)))

@@ -1,30 +1,31 @@
-"""Migration of states that older versions of an agent's class saved: finds and runs the steps to the current version.
+"""Migrates states that were saved by older versions of an agent's class to the current version.
 
 *Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the versions of a class's state. A function marked
 `@migrates(Worker, from_version=3)` converts plain data of version 3 to plain data of version 4.
 
-*Plain data* is MessagePack data without declared types: records are dicts, sets and tuples are lists, enums are their values, UUIDs are text,
-histories are lists, blobs are bytes, and arrays stay arrays. So a step does not need the old class.
+*Plain data* is MessagePack data without declared types. Records become dicts, sets and tuples become lists, enums become their values,
+UUIDs become text, histories become lists, blobs become bytes, and arrays remain arrays. So a migration step does not need the old class.
 
-*Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process. It runs in a worker
-thread, before any agent runs. A fleet is restored to a recovery line as a whole, so a recovery line is also checked as a whole:
+*Model.* A step is a pure function. It runs again, perhaps in another process, in each recovery to the same checkpoint. It runs in a worker
+thread, before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole:
 
-1. `plan_migration` for every checkpoint of the line on a host. Planning runs no step and decodes no state. Planning detects errors that a
-   retry cannot fix: a version newer than the class, a missing step, different fields under one version.
-2. `load_state` for each checkpoint, once all have a plan. Each step runs once, in order, on data that no other code references.
-3. Only then are agents installed. If anything fails, no agent is installed, and the host ends (`MigrationError`): the plan waits for a host with
-   matching code.
+1. `plan_migration` runs for each checkpoint of the recovery line on the host. It runs no step and decodes no state. It detects errors that
+   a retry cannot fix: a state version newer than the class, a missing step, or fields that differ although the version is the same.
+2. Once each checkpoint has a plan, `load_state` runs for each of them. Each step runs once, in order, on data that no other code
+   references.
+3. Only then are the agents installed. If any migration fails, no agent is installed, and the host exits with `MigrationError`. The recovery
+   plan then waits for a host with matching code.
 
-*Results of steps* are treated like states after a handler: they are encoded, and decoded as the declared type, with the hooks that read
-checkpoints. So results may contain sets, enums, records and NumPy numbers, and values that could not be saved again are refused. A list
-becomes a history if the field declares one. Arrays are copied only if their memory has another owner, or is used twice.
+*Results of steps* are encoded, and then decoded as the declared type, with the hooks that also read checkpoints. So results may contain
+sets, enums, records and NumPy numbers, and values that could not be saved again are rejected. A list becomes a history if its field is
+declared as a history. An array is copied only if another object owns its memory, or two arrays share the memory.
 
-*Inheritance.* Versions are counted by the class that sets `state_version`. A subclass that does not set `state_version` shares the versions
-of its base class, and inherits or overrides the base's steps. A subclass that sets it has versions of its own and inherits no steps, since
-a step for another class's version 3 must not run by accident.
+*Inheritance.* Each class that sets `state_version` counts its own versions. A subclass that does not set `state_version` shares the
+versions of its base class, and inherits or overrides the steps of its base class. A subclass that sets `state_version` inherits no steps,
+since a step for another class's version 3 must not run by accident.
 
-Carries: part of G3 (a restored state is a saved state or its migration) and part of G11 (no data is used before all of it has been
-checked).
+Guarantees: this module implements parts of G3 (a restored state is a saved state or its migration) and of G11 (no data is used before all
+of it has been checked).
 """
 
 import inspect
@@ -58,11 +59,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STEPS = "__snapline_migrations__"
-"""Name of an agent class's attribute that maps a version to the function that leads to the next version. The attribute is looked up only in
-the class's own `__dict__`."""
+"""Name of the class attribute that maps a version to the function that migrates to the next version. The attribute is looked up only in the
+class's own `__dict__`."""
 
 _KEPT_EXTENSION = 127
-"""Extension code for an array in bytes that never leave this module: its index in a list."""
+"""Extension code that stands for an array, with the array's index in a list as its data. The encoded bytes never leave this module."""
 
 _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 
@@ -70,26 +71,26 @@ _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 class MigrationError(EncodingError):
     """A saved state cannot be migrated to the current version of its class. No data is lost: with the right code the fleet continues.
 
-    So this error ends only the host with the wrong code, like other usage errors, and not the fleet.
+    So this error ends only the host whose code does not match, as other usage errors do, and not the fleet.
     """
 
     exit_code = 2
 
 
 class MigrationStep(msgspec.Struct, frozen=True):
-    """The step from one version to the next."""
+    """The migration step from one version to the next."""
 
     from_version: int
     function: Callable[[Any], Any]
 
 
 class MigrationPlan(msgspec.Struct, frozen=True):
-    """Plan that migrates the state of one checkpoint to the current version of its class.
+    """Plan for migrating the state in one checkpoint to the current version of the agent's class.
 
     Attributes:
         agent: the agent's id.
         agent_class: current class of the agent.
-        steps: steps to run, in order; empty if the state has the current version.
+        steps: steps to run, in order. There are none if the state already has the current version.
     """
 
     agent: str
@@ -97,7 +98,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     steps: tuple[MigrationStep, ...] = ()
 
     def describe(self, step: MigrationStep) -> str:
-        """Return a text that names a step and the agent for which it ran."""
+        """Return the start of an error message, which names a step and the agent for which the step ran."""
         versions = f"from version {step.from_version} to {step.from_version + 1}"
         name = getattr(step.function, "__qualname__", repr(step.function))
         return f"the migration of {self.agent_class.__qualname__} {versions} ({name}), run for agent {self.agent!r},"
@@ -107,16 +108,18 @@ class MigrationPlan(msgspec.Struct, frozen=True):
 
 
 def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Function], _Function]:
-    """Mark a function as the step from one version of an agent class's state to the next.
+    """Register a function as the migration step from one version of an agent class's state to the next.
 
         @snapline.migrates(Worker, from_version=3)
         def split_name(state: dict) -> dict: ...
 
-    The function gets the plain data of a state of `from_version`, which it may change, and returns the plain data of `from_version + 1`.
-    The function must be pure, since it runs at each restore of such a checkpoint. One function may serve several classes.
+    The function gets the plain data of a state with version `from_version`, may change these data in place, and returns the plain data for
+    version `from_version + 1`. It must be pure, since it runs each time a checkpoint with that version is restored. The same function may
+    be registered for several classes.
 
     Raises:
-        FleetDefinitionError: the step already exists, no version follows it, or the function is not a valid step.
+        FleetDefinitionError: If the class already has a step from this version, `from_version` is not below the class's `state_version`, or
+            the function is not a valid step.
     """
     if not (isinstance(agent_class, type) and issubclass(agent_class, Agent)):
         raise FleetDefinitionError(
@@ -146,7 +149,7 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
 
 
 def _check_function(function: object, class_name: str) -> None:
-    """Refuse a function that cannot be called with one state and return another."""
+    """Reject a function that is not a plain function of one argument."""
     if not callable(function):
         raise FleetDefinitionError(f"a migration of {class_name} is {function!r}: mark a function")
     name = getattr(function, "__qualname__", repr(function))
@@ -166,7 +169,7 @@ def _check_function(function: object, class_name: str) -> None:
 
 
 def steps_of(agent_class: type[Agent]) -> dict[int, Callable[[Any], Any]]:
-    """Return the steps that apply to a class: its own, and those of base classes that share its versions."""
+    """Return the steps that apply to a class: its own steps, and the steps of base classes whose versions it shares."""
     steps: dict[int, Callable[[Any], Any]] = {}
     for base in agent_class.__mro__:
         for version, function in base.__dict__.get(_STEPS, {}).items():
@@ -177,10 +180,10 @@ def steps_of(agent_class: type[Agent]) -> dict[int, Callable[[Any], Any]]:
 
 
 def check_steps(agent_class: type[Agent]) -> None:
-    """Refuse a class whose steps, from the first existing one, do not lead to its version.
+    """Reject a class with a gap between its first step and its current version.
 
     Raises:
-        FleetDefinitionError: a step is missing; the message names the first missing step.
+        FleetDefinitionError: If a step is missing. The message names the first missing step.
     """
     steps, version = steps_of(agent_class), state_version_of(agent_class)
     missing = _first_missing(steps, min(steps, default=version), version)
@@ -192,7 +195,7 @@ def check_steps(agent_class: type[Agent]) -> None:
 
 
 def _first_missing(steps: dict[int, Callable[[Any], Any]], first: int, version: int) -> int | None:
-    """Return the first version from `first` on that has no step; None if the steps lead to `version`.
+    """Return the first version, from `first` to below `version`, that has no step, or None if each of them has a step.
 
     The number of checks is at most the number of steps plus one.
     """
@@ -210,10 +213,11 @@ def _decorator(agent_class: type[Agent], from_version: int) -> str:
 
 
 def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> MigrationPlan:
-    """Plan the migration of a saved state to the current class. The function runs no step and decodes no state.
+    """Plan how to migrate a saved state to the current version of its class, without running a step or decoding the state.
 
     Raises:
-        MigrationError: there is no migration; the message names the agent, the versions, the fields that differ, and the step to write.
+        MigrationError: If the state cannot be migrated to the current version. The message names the agent, the versions, the fields that
+            differ, and the step to write.
     """
     saved, version = checkpoint.state_version, state_version_of(agent_class)
     where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
@@ -245,7 +249,7 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Mig
 
 
 def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
-    """Describe how two versions of a state's fields differ; empty if the fields are the same."""
+    """Describe how the fields of two versions of a state differ. Return "" if they are the same."""
     changes = [f"{name}: {saved[name]} is gone" for name in saved if name not in declared]
     changes += [f"{name}: {declared[name]} is new" for name in declared if name not in saved]
     changes += [
@@ -260,16 +264,17 @@ def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
 
 
 def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> RestoredState:
-    """Return the state of a checkpoint as its class now declares it, and the table of its chunks.
+    """Return the state in a checkpoint, migrated to the current version of its class, and the table of its chunks.
 
-    After a migration the table is empty: parts may differ from the stored parts, so the next capture is a full one.
+    After a migration the table is empty. The state's parts may then differ from the stored parts, so the next checkpoint captures the whole
+    state.
 
     Args:
-        contents: checked bytes of each part of the checkpoint, in buffers whose ownership passes to the state.
+        contents: bytes of each part of the checkpoint, already checked, in buffers that the state then owns.
 
     Raises:
-        MigrationError: the state does not decode, or a step failed; the message names the agent and the step.
-        DamagedDataError: a part is damaged.
+        MigrationError: If the state does not decode, or a step failed. The message names the agent and the step.
+        DamagedDataError: If a part is damaged.
     """
     if plan.steps:
         return RestoredState(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
@@ -286,11 +291,11 @@ def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Seque
 
 
 def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> object:
-    """Return a saved state as plain data, which the caller owns.
+    """Return a saved state as plain data, which the caller may change.
 
     Raises:
-        MigrationError: the state cannot be read without its type: it holds a pickle, or a dict with records as keys.
-        DamagedDataError: a part is damaged.
+        MigrationError: If the state cannot be read without its type, because it contains a pickle or a dict whose keys are records.
+        DamagedDataError: If a part is damaged.
     """
     try:
         if not checkpoint.parts:
@@ -306,14 +311,15 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
 
 
 def _plain_extension(code: int, data: memoryview) -> object:
-    """Decode an extension as in a state, but decode histories to lists and blobs to bytes, since their types are not known yet."""
+    """Decode an extension as in a state, but decode histories to lists and blobs to bytes, since the declared types are not known yet."""
     if code == HISTORY_EXTENSION:
         return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
     return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)
 
 
 def _plain(value: Any) -> Any:
-    """Replace histories and blobs, which need their types, by lists and bytes. Keys are skipped, since they cannot contain such values."""
+    """Replace histories by lists and blobs by bytes, since the declared types are not known yet. Keys are skipped, since they cannot
+    contain histories or blobs."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) is list:
@@ -324,10 +330,10 @@ def _plain(value: Any) -> Any:
 
 
 def migrate(plan: MigrationPlan, plain: object) -> object:
-    """Run all steps of a plan; return plain data of the class's version. The steps may change `plain`.
+    """Run all steps of a plan, and return plain data for the current version of the class. The steps may change `plain`.
 
     Raises:
-        MigrationError: a step raised, or returned None; the message names the step and the agent.
+        MigrationError: If a step raised, or returned None. The message names the step and the agent.
     """
     for step in plan.steps:
         try:
@@ -341,10 +347,10 @@ def migrate(plan: MigrationPlan, plain: object) -> object:
 
 
 def state_of(plan: MigrationPlan, plain: object) -> object:
-    """Convert the plain data of the last step to a state of the plan's class.
+    """Convert the plain data from the last step to a state of the plan's class.
 
     Raises:
-        MigrationError: the state cannot be saved, or does not have the types that the class declares.
+        MigrationError: If the data cannot be saved, or do not have the types that the class declares.
     """
     known = agent_type(plan.agent_class)
     arrays = _Arrays()
@@ -362,7 +368,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
 
 
 def _as_declared(declared: Any, value: object) -> object:
-    """Decode types that msgspec does not know: lists may become histories, and bytes may become blobs."""
+    """Decode a value as a type that msgspec does not support. Lists become histories and bytes become blobs if declared as such."""
     origin = getattr(declared, "__origin__", declared)
     name = (getattr(origin, "__module__", ""), getattr(origin, "__qualname__", ""))
     if name == (HISTORY_MODULE, "History") and type(value) is list:
@@ -374,17 +380,17 @@ def _as_declared(declared: Any, value: object) -> object:
 
 
 class _Arrays:
-    """Keeps arrays out of the encoder, so that an array of a gigabyte is not copied three times.
+    """Keeps arrays out of the encoded bytes, so that a large array is not copied three times.
 
     Invariant: no two returned arrays share memory, and each is writable.
     """
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray[Any, Any]] = []
-        self._owners: dict[int, object] = {}  # arrays by id; they are kept alive, so that no id is reused
+        self._owners: dict[int, object] = {}  # owners of memory by id; they are kept alive, so that no id is reused
 
     def put(self, value: object) -> object:
-        """Encode an array; the encoder calls this as its hook."""
+        """Encode an array as its index in the list. The encoder calls this method as its hook."""
         numpy = numpy_if_loaded()
         if numpy is None or not isinstance(value, numpy.ndarray):
             return encode_value(value)
@@ -393,11 +399,12 @@ class _Arrays:
         return msgspec.msgpack.Ext(_KEPT_EXTENSION, str(len(self._arrays) - 1).encode())
 
     def get(self, code: int, data: memoryview) -> object:
-        """Decode an array; the decoder calls this as its hook."""
+        """Return the array with the encoded index. The decoder calls this method as its hook."""
         return self._arrays[int(bytes(data))] if code == _KEPT_EXTENSION else _plain_extension(code, data)
 
     def _owned(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """Return the array, or a copy if the array is part of another one, was returned before, or is read-only."""
+        """Return the array itself, or a copy if the array is part of another array, shares memory with an earlier array, or is read-only or
+        not C-contiguous."""
         import numpy
 
         owner = array

@@ -1,4 +1,4 @@
-"""Rollback requests of turns (`ctx.rollback`)."""
+"""Rollback requests that turns make with `ctx.rollback`."""
 
 import sys
 
@@ -11,8 +11,8 @@ REASON_CHARACTERS_MAX = 1_000
 
 
 class RollbackRequest(msgspec.Struct, frozen=True):
-    """A turn's request for a rollback. `snapshot`: "last", a tag or an epoch; `place`: function, file and line of the call, by which
-    requests are counted."""
+    """A turn's request for a rollback. `snapshot` is "last", a tag or an epoch. `place` is the function, file and line of the call.
+    Requests are counted for each place."""
 
     snapshot: str
     reason: str
@@ -20,8 +20,8 @@ class RollbackRequest(msgspec.Struct, frozen=True):
 
 
 class RollbackRequestedError(BaseException):
-    """Ends the turn that requests a rollback. The class is not an `Exception`, so that handlers cannot catch it by accident, and sagas do
-    not undo their effects."""
+    """Ends the turn that requests a rollback. It is not an `Exception`, so that a handler does not catch it by accident, and it does not
+    make sagas undo their effects."""
 
     def __init__(self, rollback_request: RollbackRequest) -> None:
         super().__init__(
@@ -34,18 +34,19 @@ NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs 
 CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
 
 FAILURES = (Exception, RollbackRequestedError, SystemExit)
-"""Exceptions of a handler that end its turn."""
+"""Exceptions that end a turn when its handler raises them."""
 
 
 def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
-    """Return the rollback request of a turn that has failed, if its agent may make one, and the error with which the turn failed."""
+    """Return the rollback request of a failed turn, and the error with which the turn failed. If the turn requested no rollback, or its
+    agent must not request one, the first value is None."""
     if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:
-    """Return the request that a call of `ctx.rollback` makes; UsageError."""
+    """Return the request for a call of `ctx.rollback`. Raise UsageError if an argument is invalid."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"

@@ -1,10 +1,11 @@
-"""Effects from the handlers' side: checks, compensations, and sagas. This module does no I/O.
+"""Effects as handlers request them: checks, compensations, and sagas. This module does no I/O.
 
-A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function`, with encoded
-arguments, which are decoded as the function declares them. The message of the turn that runs compensations contains both.
+A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function` with
+encoded arguments, which are later decoded as the types that the function declares. The message that starts an undo turn contains the
+function's name and its arguments.
 
-Names are read from the store, and a writer of the store must not be able to call arbitrary Python functions. So names are looked up in the fleet's
-own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.
+These names are read from the store, and anyone who can write to the store must not be able to call arbitrary Python functions. So names are
+looked up only in the fleet's own modules: the packages of its agents' classes, and the modules listed in `Fleet(compensation_modules=…)`.
 """
 
 import asyncio
@@ -36,16 +37,17 @@ from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 ARGUMENTS_BYTES_MAX = 64 * 1024
-"""Largest size of one compensation's arguments. The arguments are in the agent's checkpoints until its turn ends, and in the ledger."""
+"""Largest total size of one compensation's arguments. They are kept in the agent's checkpoints until the turn ends, and in the ledger."""
 
 
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
-    """Return a compensation `(function, *args)` in stored form: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
+    """Return a compensation `(function, *args)` in stored form: `"module:function"` and the encoded arguments. `own` is the result of
+    `fleet.own_modules`.
 
     Raises:
-        UsageError: another process could not find the function, or it is in none of these modules.
-        EncodingError: an argument cannot be encoded.
-        MessageTooLargeError: the total size of the arguments is too large.
+        UsageError: If another process could not find the function, or the function is in none of the modules in `own`.
+        EncodingError: If an argument cannot be encoded.
+        MessageTooLargeError: If the total size of the arguments is too large.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
         raise UsageError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
@@ -73,7 +75,8 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
 
 
 def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> Callable[..., Any]:
-    """Return the compensation with its arguments, to be called with its key. A compensation that is missing, or not in `own`, raises when called."""
+    """Return the compensation bound to its arguments. The caller passes only `key`. If the function is missing or not in `own`, calling the
+    result raises UsageError."""
     module, _, name = reference.partition(":")
     if module and not _is_own(module, own):
         return functools.partial(_foreign, effect, reference)
@@ -91,7 +94,7 @@ def _is_own(module: str, own: Sequence[str]) -> bool:
 
 
 def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
-    """Return the function that is defined in that module; functions imported from other modules do not count."""
+    """Return the function with this name that the module itself defines, or None if it only imports such a function or has none."""
     if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
@@ -108,7 +111,7 @@ def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> l
 
 
 def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
-    """Return the declared types of the function's positional parameters, with Any for further arguments."""
+    """Return the declared types of the function's positional parameters, followed by Any for further arguments."""
     if function is None:
         return [Any] * count
     try:
@@ -155,11 +158,11 @@ KEY_CHARACTERS_MAX = 256
 _ENDINGS = ("/undo",)
 
 CALL_S_MAX = 86_400.0
-"""Longest time that one call may take: a day. After a recovery a probe waits for this time."""
+"""Largest `timeout_s` of an effect: one day. After a recovery a probe waits until the timeout of the earlier call has passed."""
 
 
 class EffectOptions(msgspec.Struct, frozen=True):
-    """Options of `ctx.effect` besides name, function and arguments."""
+    """Options of `ctx.effect`, that is, its parameters other than name, function and arguments."""
 
     key: str
     compensate: tuple[Any, ...] | None
@@ -170,11 +173,12 @@ class EffectOptions(msgspec.Struct, frozen=True):
 
 
 UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
-"""Options of compensations: users cannot set them, and compensations must not fail easily."""
+"""Options for all compensations, with several retries, since a compensation should fail only if nothing else helps. Users cannot set
+them."""
 
 
 def do_nothing(*, key: str) -> None:
-    """Do nothing: reaching this point is all that was requested."""
+    """Do nothing. `ctx.before_risk` uses this function, since it needs only the wait before an effect."""
 
 
 def effect_work(
@@ -187,11 +191,11 @@ def effect_work(
     asked_ns: int,
     saga: str,
 ) -> EffectWork:
-    """Check a requested effect, and return its work.
+    """Check a requested effect, and return the work that performs it.
 
     Raises:
-        UsageError: an option or the function is not valid for an effect.
-        EncodingError: the effect's arguments cannot be encoded.
+        UsageError: If an option or the function is invalid for an effect.
+        EncodingError: If the effect's arguments cannot be encoded.
     """
     _check(journal, name, options)
     compensate, own_modules = options.compensate, journal.own_modules
@@ -240,7 +244,7 @@ def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
 
 
 def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, saga: str) -> EffectWork:
-    """Return the work of an effect's compensation; `function` is bound to its arguments."""
+    """Return the work that compensates an effect. `function` must already be bound to its arguments."""
     intent = EffectIntent(
         made.key,
         f"{made.undo}({readable(function.args) if isinstance(function, functools.partial) else ''})",
@@ -257,12 +261,12 @@ def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, sag
 def read_outcome(
     name: str, key: str, entry: JournalEntry, function: Callable[..., Any]
 ) -> Any:  # the function's own result
-    """Return the outcome of an effect from the journal.
+    """Return the result of an effect from its journal entry.
 
     Raises:
-        EffectFailedError: the effect's function raised each time.
-        UsageError: the key belongs to another effect.
-        EncodingError: the result does not have the type that the function declares.
+        EffectFailedError: If every call of the effect's function raised.
+        UsageError: If the key belongs to another effect.
+        EncodingError: If the result does not have the type that the function declares.
     """
     if entry.outcome == REFUSED:
         raise UsageError(entry.result.decode())
@@ -275,9 +279,9 @@ def read_outcome(
 
 
 class Saga:
-    """A block of a durable turn whose effects are all done, or all undone. Made by `ctx.saga`.
+    """A block of a durable turn whose effects are either all performed or all undone. `ctx.saga` creates it.
 
-    `undo` runs the compensation of one effect. Effects of a completed inner block are undone with the outer block.
+    `undo` runs the compensation of one effect. If an outer block fails, the effects of its completed inner blocks are undone too.
     """
 
     def __init__(self, name: str, open_sagas: "list[Saga]", undo: Callable[[MadeEffect], Awaitable[None]]) -> None:
@@ -287,13 +291,13 @@ class Saga:
         self._made: list[MadeEffect] = []
 
     def add(self, made: MadeEffect) -> None:
-        """Add an effect of this block that was done, or that has failed and may have been done."""
+        """Add an effect that this block performed, or that failed and may have been performed."""
         self._made.append(made)
 
     async def __aenter__(self) -> Self:
         if self in self._open:
             raise UsageError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
-        self._made = []  # effects of an earlier use of this block are kept
+        self._made = []  # an earlier use has completed, so its effects are not undone
         self._open.append(self)
         return self
 
@@ -303,8 +307,8 @@ class Saga:
         self._open.remove(self)
         if error is None and self._open:
             self._open[-1]._made.extend(self._made)
-        # The handler itself cancels, and may catch the cancellation outside the block. Ending the handler is not a
-        # failure of the block.
+        # A cancellation counts as a failure, since it comes from the handler, which may catch it outside the block. If the runtime ends the
+        # handler, the block has not failed.
         if isinstance(error, Exception | asyncio.CancelledError) and not isinstance(error, DivergenceError):
             await self._undo_all(error)
 
@@ -313,12 +317,12 @@ class Saga:
             try:
                 await self._undo(effect)
             except EffectFailedError as failed:
-                with contextlib.suppress(TypeError, AttributeError):  # no note can be added to the error
+                with contextlib.suppress(TypeError, AttributeError):  # errors of some classes accept no note
                     error.add_note(f"saga {self.name!r}: {failed}")
 
 
 def not_undone(failed: Sequence[tuple[MadeEffect, EffectFailedError]]) -> str:
-    """Return the names of the effects whose compensations failed."""
+    """Return a message that names the effects whose compensations failed, with their errors."""
     details = "; ".join(
         [f"{effect.name!r} (key {effect.key}): {error.error}: {error.reason}" for effect, error in failed]
     )

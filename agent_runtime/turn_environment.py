@@ -1,9 +1,9 @@
-"""Environment of handlers: clocks, random numbers and outside calls, and the execution of steps.
+"""Environment in which handlers run: clocks, random numbers, external calls and the execution of steps.
 
-*Heartbeats of steps.* A long-running function reports that it is alive, and is informed when its result is no longer needed. The function
-is a coroutine, or runs in a thread, which cannot be stopped from outside. In both cases a context variable contains the `Heartbeats` of the
-attempt. Each attribute is written by one side and read by the other, so no lock is needed. Details are kept in memory only: they are passed
-from one attempt to the next, and a recovery starts without them.
+*Heartbeats of steps.* A long-running function sends heartbeats to report that it is alive, and learns from them when its result is no
+longer needed. The function is a coroutine, or runs in a thread, which cannot be stopped from outside. In both cases a context variable
+contains the attempt's `Heartbeats`. Each attribute is written either by the function or by the runtime, never by both, so no lock is
+needed. The details of heartbeats are kept only in memory: each attempt gets the details of the previous attempt, but a recovery loses them.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ _present: ContextVar["Heartbeats | None"] = ContextVar("snapline_step", default=
 
 
 class Heartbeats:
-    """Heartbeats of one attempt of a step.
+    """Heartbeats that one attempt of a step sends.
 
     Attributes:
-        before: last details sent by the previous attempt; None if there are none.
-        reported: last details sent by this attempt; initially `before`.
-        count: number of heartbeats sent.
-        is_over: the result of this attempt is no longer needed.
+        before: last details that the previous attempt sent, or None if it sent no details.
+        reported: last details that this attempt sent, initially `before`.
+        count: number of heartbeats that this attempt has sent.
+        is_over: whether the result of this attempt is no longer needed.
     """
 
     __slots__ = ("before", "count", "is_over", "reported")
@@ -46,7 +46,7 @@ class Heartbeats:
         self.is_over = False
 
     def of(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the same function, wrapped so that it finds these heartbeats in its context."""
+        """Wrap `function` so that `heartbeat`, called in it, finds these heartbeats."""
         if inspect.iscoroutinefunction(function):
             return functools.partial(self._awaited, function)
 
@@ -72,19 +72,21 @@ class Heartbeats:
 
 
 def heartbeat(details: Any = None) -> Any:  # any details that the step reports
-    """Report that the running step is alive. The step's function calls this from time to time; outside a step the call has no effect.
+    """Report that the running step is alive. The step's function calls this regularly. Outside a step the call has no effect.
 
-    A thread started by the function does not belong to the step: call this there through `contextvars.copy_context().run`.
+    A thread that the function starts does not inherit the step's context. In such a thread, call `heartbeat` through
+    `contextvars.copy_context().run`.
 
     Args:
-        details: progress of the step. The next attempt, if there is one, gets the last details; a recovery loses them.
+        details: description of the step's progress, of any type. The next attempt, if there is one, gets the last details. A recovery loses
+            them.
 
     Returns:
-        The last details of the previous attempt; None if there are none.
+        The last details that the previous attempt reported, or None if there are none.
 
     Raises:
-        StepCancelledError: this attempt's result is no longer needed, since its turn was undone, or the attempt timed out or sent no
-            heartbeat for too long. Release all resources and return.
+        StepCancelledError: If this attempt's result is no longer needed, because its turn was undone, or because the attempt timed out or
+            sent no heartbeat for too long. The function should then release all resources and return.
     """
     beat = _present.get()
     if beat is None:
@@ -100,10 +102,10 @@ def heartbeat(details: Any = None) -> Any:  # any details that the step reports
 async def await_with_heartbeats(
     running: Awaitable[Any], beat: Heartbeats, seconds: float
 ) -> Any:  # the result of what runs
-    """Wait for `running` as long as it sends heartbeats.
+    """Wait for `running` and return its result, as long as it sends heartbeats.
 
     Raises:
-        TimeoutError: no heartbeat arrived between two checks, which are `seconds` apart.
+        TimeoutError: If no heartbeat arrived between two consecutive checks. The interval between checks is `seconds`.
     """
     task = asyncio.ensure_future(running)
     try:
@@ -120,11 +122,11 @@ async def await_with_heartbeats(
 
 
 DELAY_S_MAX = 3e9
-"""Longest delay, about a hundred years. In nanoseconds such a delay still fits into 64 bits."""
+"""Longest valid delay, about a hundred years. In nanoseconds this delay still fits into 64 bits."""
 
 HANDLER_THREADS_MAX = 64
-"""Largest number of handlers of one host that run in threads at the same time; others wait in a queue. A handler whose turn was undone
-still counts until it returns."""
+"""Largest number of handlers that run in threads on one host at the same time. Further handlers wait in a queue. A handler whose turn was
+undone still counts until it returns."""
 
 
 def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
@@ -132,11 +134,11 @@ def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) ->
 
 
 IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("IN_THREAD", default=_unmarked)
-"""Function that calls thread functions for the turn of this context, and records turn marks (`host/turn_marks.py`)."""
+"""Function that calls the current turn's handler in its thread, and records turn marks (`host/turn_marks.py`)."""
 
 
 class TurnEnvironment:
-    """Time, random numbers and outside calls for handlers; the simulator substitutes its own environment."""
+    """Provides time, random numbers and external calls to handlers. The simulator substitutes its own environment."""
 
     _handler_threads: asyncio.Semaphore | None = None
 
@@ -144,7 +146,7 @@ class TurnEnvironment:
         return time.time_ns()
 
     def elapsed_ns(self) -> int:
-        """Return the time of a clock that is never corrected, for measuring durations within this process."""
+        """Return the time in nanoseconds of a monotonic clock, to measure durations within this process."""
         return time.monotonic_ns()
 
     def random(self) -> float:
@@ -159,13 +161,13 @@ class TurnEnvironment:
         return outcome
 
     def function_of(self, handler: Handler) -> Callable[..., Any]:
-        """Return the function that is called for a turn of this handler."""
+        """Return the function to call for a turn of this handler, which runs a threaded handler in a thread."""
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
         """Run a blocking handler in its own thread. If the handler returns a coroutine, run the coroutine on an event loop of its own.
 
-        The thread does not keep the process alive. On cancellation the thread continues to run, and its result is dropped.
+        The thread does not keep the process alive. If the caller is cancelled, the thread continues to run, and its result is discarded.
         """
         threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
         await threads.acquire()
@@ -192,17 +194,17 @@ class TurnEnvironment:
         await ended
 
     async def pause(self, seconds: float) -> None:
-        """Wait before a step is retried."""
+        """Wait for `seconds`, for example before a step is retried."""
         await asyncio.sleep(seconds)
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        """Wait for the awaitable up to this time; raise TimeoutError after that."""
+        """Wait for an awaitable and return its result. Raise TimeoutError if it takes longer than `seconds`."""
         return await asyncio.wait_for(running, seconds)
 
     def beating(
         self, name: str, function: Callable[[], Any], beat: Heartbeats, heartbeat_s: float | None
     ) -> Coroutine[Any, Any, Any]:
-        """Run a step whose function can send heartbeats; raise TimeoutError if none arrives for `heartbeat_s`."""
+        """Run a step whose function can send heartbeats. Raise TimeoutError if no heartbeat arrives for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
         return running if heartbeat_s is None else await_with_heartbeats(running, beat, heartbeat_s)
 
@@ -210,7 +212,7 @@ class TurnEnvironment:
 _call: ContextVar[str] = ContextVar("snapline_call", default="")
 _lock = threading.Lock()
 _calls: Counter[str] = Counter()
-"""Outside keys of effects whose functions are running in threads, since a thread cannot be stopped even after its timeout."""
+"""How many threads currently run the function of each effect, by outside key. A thread may still run after its call has timed out."""
 
 _LOOK_S = 0.05
 
@@ -222,7 +224,7 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
             _calls[call] += 1
         return function()
     finally:
-        exit_if_child()  # this comes first, since in a forked child another thread may have left the lock locked
+        exit_if_child()  # before the lock, since a forked child may inherit the lock locked
         with _lock:
             _calls[call] -= 1
             if not _calls[call]:
@@ -238,14 +240,14 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
         raised = RuntimeError("the handler raised StopIteration")
         raised.__cause__ = error
         return raised
-    except BaseException as error:  # any error is raised again on the event loop
+    except BaseException as error:  # every error is re-raised on the event loop
         return error
     return None
 
 
 @contextlib.contextmanager
 def calling(key: str) -> Iterator[None]:
-    """Record that the block is a call of the effect with this outside key."""
+    """Mark the block as a call of the effect with this outside key."""
     outer = _call.set(key)
     try:
         yield
@@ -254,7 +256,7 @@ def calling(key: str) -> Iterator[None]:
 
 
 async def no_call_of(world: TurnEnvironment, key: str) -> None:
-    """Wait until no thread of this process is calling the effect with this outside key."""
+    """Wait until no thread of this process runs the function of the effect with this outside key."""
     while key in _calls:
         await world.pause(_LOOK_S)
 
@@ -262,7 +264,7 @@ async def no_call_of(world: TurnEnvironment, key: str) -> None:
 async def run_step(
     world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
-    """Run a step, with retries if it raises; the last error is raised again. `began` is called before each attempt."""
+    """Run a step, and retry it if it raises. If the last retry raises too, re-raise its error. `began` is called before each attempt."""
     beat = Heartbeats(None)
     for wait_s in work.waits_s:
         began()
@@ -286,10 +288,10 @@ async def _attempt(
 
 
 def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds before each retry.
+    """Return the seconds to wait before each retry.
 
     Raises:
-        UsageError: the retries are not valid.
+        UsageError: If `retries` is invalid.
     """
     waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
     if isinstance(waits, list | tuple) and all(
@@ -300,10 +302,10 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
 
 
 def plain_name(what: str, name: object) -> str:
-    """Return the name of a step, an effect or a saga in the form for journals and the ledger, which decode it as text.
+    """Check the name of a step, an effect or a saga, and return it as plain text, since journals and the ledger decode it as text.
 
     Raises:
-        UsageError: the name is not text, or UTF-8 cannot encode it.
+        UsageError: If the name is not text, or UTF-8 cannot encode it.
     """
     if is_plain(name):
         return str.__str__(name)
@@ -318,10 +320,10 @@ def step_work(
     retries: int | Sequence[float],
     durability: str,
 ) -> StepWork:
-    """Return the work that `ctx.step` requests.
+    """Check the arguments of `ctx.step`, and return the work for the step.
 
     Raises:
-        UsageError: the durability, or a time, is not valid.
+        UsageError: If `durability`, `retries` or `heartbeat_s` is invalid.
     """
     if durability not in ("log", "checkpoint"):
         raise UsageError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
@@ -331,10 +333,10 @@ def step_work(
 
 
 def nanoseconds(what: str, seconds: float) -> int:
-    """Return a time to wait, in nanoseconds.
+    """Check a waiting time, and convert it to nanoseconds.
 
     Raises:
-        UsageError: the time is negative or too long.
+        UsageError: If the time is negative or too long.
     """
     if not 0 <= seconds <= DELAY_S_MAX:
         raise UsageError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")

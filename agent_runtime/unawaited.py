@@ -1,10 +1,10 @@
-"""Detects coroutines that a handler made but did not await. Their work was not done, so the turn fails.
+"""Detects coroutines that a handler created but did not await. Such a coroutine did not run, so the turn fails.
 
-There are two kinds. A context's coroutine (`ctx.step`, `ctx.sleep` …) is a `ContextCall`: such a call is registered when it is made, and
-unregistered when it is awaited. For other coroutines, such as `client.send(…)` or a method of the agent itself, Python warns that they were
-never awaited when it frees them. A host's process handles this in place of Python's warning (`watch`). Such coroutines are charged to the
-task of the turn or step, even if a task or thread started by it freed them. Coroutines of tasks that outlive their turn, or belong to no
-turn, get Python's warning.
+There are two kinds of coroutines. A coroutine of the context (`ctx.step`, `ctx.sleep` …) is a `ContextCall`, which is registered when it is
+created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a method of the agent, Python warns when
+it frees a coroutine that was never awaited. A host process registers these coroutines instead of printing Python's warning (`watch`). Such
+a coroutine is attributed to the task of the turn or step, even if it was freed by a task or thread that the turn or step started. Python's
+warning remains for coroutines of tasks that outlive their turn or belong to no turn.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NOTED_MAX = 16
-"""Largest number of freed coroutines that no turn has checked yet; Python warns about further ones."""
+"""Largest number of freed coroutines that wait for a turn to check them. Python warns about all further coroutines."""
 
 _HERE = __name__.partition(".")[0]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -33,8 +33,8 @@ class UnawaitedCoroutines:
     """Unawaited coroutines of one turn.
 
     Attributes:
-        waiting: calls of the turn's context that were not awaited yet, by object id.
-        dropped: calls that can no longer be awaited.
+        waiting: descriptions of calls of the turn's context that have not been awaited yet, by object id.
+        dropped: descriptions of calls that were freed without being awaited.
     """
 
     __slots__ = ("dropped", "waiting")
@@ -45,7 +45,7 @@ class UnawaitedCoroutines:
 
 
 class CallTracking(Protocol):
-    """The part of a context that registers calls; None if the context has made no call that must be awaited."""
+    """Interface that `ContextCall` requires from a context. `unawaited` is None until the context makes a call that must be awaited."""
 
     unawaited: UnawaitedCoroutines | None
 
@@ -54,7 +54,7 @@ _Ctx = TypeVar("_Ctx", bound=CallTracking)
 
 
 class ContextCall(Coroutine[Any, Any, Any]):
-    """A call of a context's method: a coroutine that begins when it is awaited."""
+    """A call of a context's method, as a coroutine that starts when it is awaited."""
 
     __slots__ = ("_begin", "_coroutine", "_noted")
 
@@ -76,7 +76,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
         return self._begun().throw(*error)
 
     def close(self) -> None:
-        """Close the coroutine, since it is not needed after all."""
+        """Close the coroutine if it is not needed after all."""
         self._begun().close()
 
     def __del__(self) -> None:
@@ -94,7 +94,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
 def awaited(
     method: Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]]:
-    """Decorate a context's method, so that a call of the method that nobody awaits is found when the turn ends."""
+    """Decorate a context's method, so that unawaited calls of the method are detected when the turn ends."""
 
     @functools.wraps(method)
     def asked(ctx: _Ctx, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -106,7 +106,7 @@ def awaited(
 
 
 def _line(frame: Any) -> str:
-    """Return the innermost source line that is not in the runtime."""
+    """Return the file and line of the innermost frame that is not in the runtime."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _HERE:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -114,11 +114,11 @@ def _line(frame: Any) -> str:
 
 @contextlib.contextmanager
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
-    """Run the block outside any asyncio task, and let it create none: `asyncio.timeout` in a durable handler would cancel the host's task.
+    """Run the block outside any asyncio task. Otherwise `asyncio.timeout` in a durable handler would cancel the host's task.
 
-    Meanwhile `make_task` is the event loop's task factory.
+    While the block runs, `make_task` is the event loop's task factory. It prevents the block from creating tasks.
     """
-    loop = asyncio._get_running_loop()  # the value is None in the simulator
+    loop = asyncio._get_running_loop()  # it returns None in the simulator
     if loop is None:
         yield
         return
@@ -138,8 +138,8 @@ def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
 
 
 class FreedCoroutine(NamedTuple):
-    """A coroutine that was never awaited. `task` is responsible for the coroutine (None: the event loop itself). If `task` runs a turn, the
-    turn's end checks for the coroutine."""
+    """A coroutine that was never awaited. `task` is the task responsible for the coroutine, or None for the event loop itself. If `task`
+    runs a turn, the coroutine is reported when the turn ends."""
 
     task: "asyncio.Task[Any] | None"
     is_turn: bool
@@ -147,26 +147,26 @@ class FreedCoroutine(NamedTuple):
 
 
 freed: list[FreedCoroutine] = []
-"""Freed coroutines; in hosts' processes only."""
+"""Freed coroutines that no turn has checked yet. The list is used only in host processes."""
 
 _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextVar("snapline_turn", default=None)
-"""Task of the turn or step that runs in this context; tasks and threads that it starts inherit this value."""
+"""Task of the turn or step that runs in this context. Tasks and threads that the turn or step starts inherit this value."""
 
 
 def enter_turn() -> None:
-    """Mark the current task as the task of a turn or a step."""
+    """Mark the current task as one that runs a turn or a step."""
     _turn.set(_present())
 
 
-_warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # what Python calls, by this name, since 3.8
+_warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # Python has called it by this name since 3.8
 
 
 _is_collecting = False
-"""Set during a cycle collection: the running code did not create the objects that are freed."""
+"""True during a cycle collection, which may free objects that the running code did not create."""
 
 
 def watch() -> None:
-    """Register coroutines that were never awaited, in this process from now on."""
+    """From now on, register coroutines in this process that are freed without being awaited."""
     gc.callbacks.append(_on_collection)
     warnings._warn_unawaited_coroutine = _on_freed  # type: ignore[attr-defined]  # as above
 
@@ -200,7 +200,7 @@ def _present() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
-    """Return the unawaited coroutines of this context's turn. The turn waits or, if `is_over`, has ended."""
+    """Return descriptions of the unawaited coroutines of this context's turn. If `is_over`, the turn has ended, otherwise it only waits."""
     noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
         descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
@@ -208,7 +208,7 @@ def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
 
 
 def take_freed() -> list[str]:
-    """Return coroutines of the current turn or step that were freed; warn about those that belong to no turn."""
+    """Return descriptions of the current turn's or step's freed coroutines. Warn about freed coroutines that belong to no running turn."""
     if not freed:
         return []
     own, noted = (_turn.get(), _present(), None), list(freed)  # None: the coroutine ran within `no_task`
@@ -224,6 +224,6 @@ def take_freed() -> list[str]:
 
 
 def sentence(left: list[str]) -> str:
-    """Return the sentence that states why the turn fails."""
+    """Return the error message for a turn that left these coroutines unawaited."""
     more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
     return f"{left[0]}{more} was never awaited, so it was not done: write await before it"

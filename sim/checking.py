@@ -1,16 +1,16 @@
-"""A fleet under test: options of the test, and the scenario for each seed.
+"""Builds a simulated test of a fleet from the test's options: one scenario for each seed.
 
-Theory of operation
--------------------
-A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays,
-and faults according to a template (`swarm.py`). The fleet itself is not changed, except that it takes a checkpoint at least every
-second, since a run lasts only a few seconds of virtual time. A function that creates a fleet is called for each run, so that
-state which the function resets cannot leak from one run into the next.
+Theory of operation ------------------- A test provides a fleet or a whole scenario. For a fleet, the environment is
+drawn from the seed: hosts and coordinators, delays, and faults according to a template (`swarm.py`). The fleet keeps
+its own settings, except that it takes a checkpoint at least every second, because a run lasts only a few seconds of
+virtual time. If the test provides a function that creates the fleet, the function is called once per run. So state that
+the function resets cannot leak from one run into the next.
 
-A pattern knows when its work is done; a user's fleet does not. So the user's fleet first runs once on a fast network without
-faults. That run determines the number of turns, up to `TURNS` (`turns_of`). Each later run continues until that number of
-turns is reached or the fleet is done. The faults that the template promises must happen during this time. A run without these
-faults is *hollow*: the run proves nothing about the fleet, and its verdict is undecided.
+A built-in traffic pattern knows when its work is done, but a user's fleet does not. So the user's fleet first runs once
+without faults on a fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see
+`turns_of`). A later run ends when it has taken that many turns or when the fleet is done. The faults that the template
+promises must happen before the end of the run. A run without these faults is *hollow*: it proves nothing about the
+fleet, so its verdict is undecided.
 """
 
 import sys
@@ -52,29 +52,32 @@ from snapline.sim.workloads.workload import GENERATED_INPUTS_MAX, AtEnd, Checked
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
-"""Target of a test: a fleet, a function that creates a fleet, "module:fleet", a scenario, or the path of its TOML file."""
+"""What a test can run: a fleet, a function that creates a fleet, "module:fleet", a scenario, or the path of its TOML
+file.
+"""
 
 Faults = Scenario | Sequence[str] | str
 """Faults to draw: a template, the name of a template, or a list of fault kinds."""
 
 CLIENTS = 2
-"""Default number of clients of a fleet with inputs."""
+"""Default number of clients if the test provides inputs."""
 
 DEFAULT_FAULTS = "crashes"
-"""Default template for a user's own fleet, here and on the command line."""
+"""Default fault template for a user's own fleet, in tests and on the command line."""
 
 HOSTS_DRAWN_MAX = 4
-"""Maximum number of hosts to draw: enough for partitions of all shapes; more hosts would only make runs longer."""
+"""Maximum number of hosts to draw. Four hosts allow partitions of all shapes; more hosts would only make runs longer."""
 
 TURNS = 600
-"""Maximum number of turns of a run; the run ends earlier if the fleet is done. For communicating agents, this includes at least 500
-messages."""
+"""Maximum number of turns of a run. A run ends earlier if its fleet is done. If the agents communicate, this many turns consume at least
+500 messages.
+"""
 
 MEASURED = "30s"
-"""Maximum virtual time of the measuring run: a fleet with one turn per second takes thirty turns."""
+"""Maximum virtual duration of the measuring run. A fleet that takes one turn per second takes thirty turns in this time."""
 
 QUICK, SLOW = DelayPart(), DelayPart(least="40ms", jitter="40ms")
-"""Delays of the measuring runs. A fleet that stops at some epoch takes fewer turns before that epoch on a slow network."""
+"""Network delays of the two measuring runs. A fleet that stops at a certain epoch takes fewer turns before that epoch on a slow network."""
 
 NS = 10**9
 
@@ -82,24 +85,28 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 class Options(TypedDict, total=False):
-    """Environment of a fleet under test. A scenario defines all of this itself.
+    """Options that define the environment of a fleet under test. A scenario defines all of these settings itself.
 
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
-            list of fault kinds, or a Scenario whose fleet is ignored.
-        hosts, coordinators: numbers of hosts and coordinators. Default: 2 to 4 hosts (at most one per agent) and 1 or 3 coordinators, both
-        drawn.
-        until: virtual time at which the run and its faults end, such as "20s". Default: 2.5 s to 7 s, drawn.
-        every: interval of checkpoints; "" uses the fleet's own interval, but at most one second.
-        budget: "beyond" allows faults beyond the fault budget; then only safety is checked.
+            list of fault kinds, or a Scenario, of which the fleet is ignored.
+        hosts, coordinators: number of hosts and of coordinators. By default, both are drawn: 2 to 4 hosts (at most one
+            per agent), and 1 or 3
+            coordinators.
+        until: virtual time at which the run and its faults end, such as "20s". By default, a time from 2.5 s to 7 s is drawn.
+        every: checkpoint interval. "" selects the fleet's own interval, but at most one second.
+        budget: "beyond" allows more faults than the fault budget. In this case, only safety is checked.
         arguments: arguments of the function that "module:fleet" names.
-        inputs: inputs of the clients: a list of `(agent, message)`, a function that yields such pairs (it may take a `random.Random`; the
-            first 100 are used), "module:name" of either, or the path of a file of JSON lines with `agent`, `type` and `fields`. Every
-            input of a list or file is sent once. Default: the fleet has no clients.
-        clients: number of clients that send the inputs; default 2. They lose requests and answers, and resend with the same key.
-        restores: number of times an operator restores the fleet from an earlier snapshot with its inputs. Default: 0, or drawn in "swarm".
-        moves: number of times an operator drains a host or rebalances agents. Default: 0, or drawn in "swarm".
-        limits: whether to draw small limits of the product, so that a small fleet reaches them.
+        inputs: inputs that the clients send: a list of `(agent, message)`, a function that yields such pairs (it may
+            take a `random.Random`;
+            the first 100 pairs are used), "module:name" of such a list or function, or the path of a JSON Lines file with `agent`, `type`
+            and `fields`. Each input of a list or file is sent once. By default, the fleet has no clients.
+        clients: number of clients that send the inputs; 2 by default. The clients lose some requests and answers, and resend requests with
+            the same key.
+        restores: number of times that an operator restores the fleet, including its inputs, from an earlier snapshot. The default is 0; the
+            template "swarm" draws the number.
+        moves: number of times that an operator drains a host or rebalances agents. The default is 0; the template "swarm" draws the number.
+        limits: whether to draw small values for the product's limits, so that even a small fleet reaches the limits.
     """
 
     faults: Faults
@@ -117,7 +124,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """Subject of a test, which draws the scenarios of the test and runs them.
+    """Fleet or scenario under test. Draws a scenario for each seed and runs it.
 
     Attributes:
         name: name of the fleet or scenario.
@@ -132,10 +139,13 @@ class Subject:
         at_end: AtEnd | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """`place` is the name of the test, which is used for a fleet that cannot be imported by name.
+        """Accept a target and its options.
+
+        Args:
+            place: name of the test, which identifies a fleet that cannot be imported by name.
 
         Raises:
-            UsageError: the target is not a fleet or scenario, or an option is invalid.
+            UsageError: If the target is not a fleet or scenario, or if an option is invalid.
         """
         self._options = options
         self._invariant, self._at_end = invariant, at_end
@@ -163,10 +173,10 @@ class Subject:
             _refuse_options(options)
 
     def scenario(self, seed: int) -> Scenario:
-        """Return the concrete scenario of a seed.
+        """Return the scenario for a seed, with all values drawn.
 
         Raises:
-            UsageError: an option does not fit the faults, for example because they name a host that does not exist.
+            UsageError: If an option contradicts the faults, for example if a fault names a host that does not exist.
         """
         scenario = draw(self._template or self._surrounded(seed), seed)
         until = self._options.get("until", "")
@@ -176,11 +186,11 @@ class Subject:
         return scenario
 
     def _surrounded(self, seed: int) -> Scenario:
-        """Return the template with the fleet added, on drawn hosts unless the template's faults name hosts."""
+        """Return the template with the fleet added. The number of hosts is drawn unless the template's faults name hosts."""
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault
-        # At least two hosts, so that messages are in transit; a host without agents has nothing to lose.
+        # With at least two hosts, messages are in transit. A crash of a host without agents would lose nothing.
         most = min(HOSTS_DRAWN_MAX, self._part.agents)
         hosts = (
             min(2, most) + dice.pick("surroundings", ("hosts",), max(1, most - 1)) if is_drawn else template.fleet.hosts
@@ -208,7 +218,7 @@ class Subject:
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
 
     def _clients(self) -> ClientsPart:
-        """Return the clients that send the inputs, or no clients if there are no inputs."""
+        """Return the clients that send the inputs. If there are no inputs, the returned section has no clients."""
         if self._inputs is None:
             return ClientsPart()
         inputs = self._options["inputs"]
@@ -216,7 +226,7 @@ class Subject:
         return clients_of(self._inputs, name, self._options.get("clients"))
 
     def _turns(self) -> int:
-        """Return the number of turns of one run, which is measured only once."""
+        """Return the number of turns that each run takes. The number is measured only once."""
         if not self._work:
             self._work = turns_of(Scenario(fleet=self._part, clients=self._clients()), self._make)
         return self._work
@@ -224,7 +234,7 @@ class Subject:
     def run(
         self, scenario: Scenario, seed: int, choices: Choices | None = None, *, recording: Recording | None = None
     ) -> Result:
-        """Run one seed, or the given choices. This method implements `Runner`."""
+        """Run the scenario with one seed, or with the given choices. This method implements `Runner`."""
         inner = make_workload(scenario.fleet) if self._source is None else self._make()
         workload = CheckedWorkload(inner, invariant=self._invariant, at_end=self._at_end)
         return run(scenario, seed, choices, recording=recording, workload=workload)
@@ -249,11 +259,12 @@ def run_fleet(
     at_end: AtEnd | None = None,
     **options: Unpack[Options],
 ) -> Result:
-    """Run a fleet once, without pytest. `choices` replaces the seed's choices, for example by `HypothesisChoices`; the seed still draws the
-    scenario.
+    """Run a fleet once, without pytest.
+
+    If `choices` are given, for example `HypothesisChoices`, they replace the run's random choices. The seed still draws the scenario.
 
     Raises:
-        UsageError: the target is not a fleet or scenario, or an option is invalid.
+        UsageError: If the target is not a fleet or scenario, or if an option is invalid.
     """
     subject = Subject(target, invariant=invariant, at_end=at_end, **options)
     return subject.run(subject.scenario(seed), seed, choices, recording=recording)
@@ -263,10 +274,11 @@ def run_fleet(
 
 
 def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Fleet]:
-    """Return the function that creates the fleet of each run.
+    """Return a function that returns the fleet for a run.
 
     Raises:
-        UsageError: the target cannot be checked.
+        UsageError: If the target is neither a fleet, a function, nor "module:fleet", or if `arguments` are given for a
+            target other than "module:fleet".
     """
     match target:
         case str() if ":" in target:
@@ -287,7 +299,7 @@ def read_scenario(path: Path) -> Scenario:
     """Read a scenario from a TOML file.
 
     Raises:
-        UsageError: the file cannot be read, or is not a valid scenario.
+        UsageError: If the file is unreadable or is not a valid scenario.
     """
     try:
         return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
@@ -296,10 +308,10 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def template_of(faults: Faults) -> Scenario:
-    """Return the template for the faults that may happen.
+    """Return the fault template with this name, for these fault kinds, or as given.
 
     Raises:
-        UsageError: the template or fault kind is unknown.
+        UsageError: If the template or a fault kind is unknown.
     """
     match faults:
         case Scenario():
@@ -316,7 +328,7 @@ def template_of(faults: Faults) -> Scenario:
 
 
 def turns_of(scenario: Scenario, make: Callable[[], Workload]) -> int:
-    """Return the number of turns that a run of this fleet should take: the number in an undisturbed run, up to `TURNS`."""
+    """Return the number of turns that a run of this fleet should take: as many as a run without faults takes, but at most `TURNS`."""
     workload = make()
     networks = (QUICK, SLOW) if workload.fleet.stop_when is not None else (QUICK,)
     turns = min([_taken(scenario, workload if delay is QUICK else make(), delay) for delay in networks])
@@ -334,11 +346,11 @@ def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
     result = run(quiet, 0, workload=workload)
     return (
         TURNS if result.verdict == "violation" else int(result.metrics.get("turns", 0))
-    )  # a violation ends the run early
+    )  # a violation ends the run before the fleet is done
 
 
 def reference_of(target: object) -> str:
-    """Return "module:name", with which another process can import the target, or "" if that is impossible."""
+    """Return "module:name", by which another process can import the target, or "" if the target cannot be imported by name."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
@@ -349,7 +361,7 @@ def reference_of(target: object) -> str:
 
 
 def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
-    """Return clients that send these inputs. `source` is the reference with which another process imports the inputs, or ""."""
+    """Return the clients that send these inputs. `source` is the reference by which another process imports the inputs, or ""."""
     fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
     return _converted({**fields, "inputs": inputs.count or GENERATED_INPUTS_MAX}, ClientsPart)
 
@@ -363,7 +375,9 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
 
 
 def trigger_part(fleet: Fleet) -> TriggerPart:
-    """Return the fleet's first trigger as a scenario section. For display only: the run uses the fleet's own triggers."""
+    """Return the fleet's first trigger as a scenario section. The section is for display only, because the run uses the
+    fleet's own triggers.
+    """
     match fleet.triggers[0] if fleet.triggers else None:
         case Every(seconds=seconds, jitter=jitter):
             return TriggerPart(every=format_duration(round(seconds * NS)), jitter=jitter)
@@ -376,7 +390,7 @@ def trigger_part(fleet: Fleet) -> TriggerPart:
 
 
 def _converted(fields: object, kind: type[_Part]) -> _Part:
-    """Convert and check fields in the same way as fields read from a file."""
+    """Convert the fields to a struct, with the same checks as for fields read from a file."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -395,7 +409,7 @@ def _refuse_options(options: Options) -> None:
 
 
 def _ended_by(scenario: Scenario, until: str) -> Scenario:
-    """Return the scenario with `until` as the end of the run, without faults that would last longer."""
+    """Return the scenario with `until` as the end of the run. Drop the faults that would end later."""
     until_ns, hosts = duration_ns(until), len(host_names(scenario))
     fault = [part for part in scenario.fault if part.word.ends_ns(hosts) <= until_ns]
     replace = msgspec.structs.replace
@@ -405,6 +419,6 @@ def _ended_by(scenario: Scenario, until: str) -> Scenario:
         run=replace(scenario.run, until=until),
         liveness=replace(scenario.liveness, heal=until),
     )
-    nodes = host_names(ended) + coordinator_names(ended)  # without hosts that would have joined
+    nodes = host_names(ended) + coordinator_names(ended)  # without hosts whose joining was dropped
     paths = {path: delay for path, delay in scenario.network.paths.items() if all(x in nodes for x in path.split(">"))}
     return replace(ended, network=replace(scenario.network, paths=paths))

@@ -1,16 +1,16 @@
-"""Choices of a simulated run: the only source of nondeterminism, so that a run can be repeated and shrunk.
+"""Choices of a simulated run. They are the only source of nondeterminism, so a run can be repeated and shrunk.
 
-`pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the smallest delay, no fault, program order.
-The key identifies the situation, for example by a channel and a message number. The key is never a counter of picks, so
-that omitting one choice does not change the others. If a situation occurs again, as for a resent frame, each occurrence is
-a separate choice. A record stores the first occurrence by the key, and each later one by the key and the number of earlier
-occurrences.
+`pick(stream, key, n)` returns a number from 0 to n - 1. Zero always means the benign choice: the smallest delay, no
+fault, program order. The key identifies the situation in which a choice is made, for example by a channel and a
+sequence number. The key is never a count of earlier choices, so removing one choice does not change any other. If a
+situation recurs, for example because a frame is resent, each occurrence is a separate choice. A record identifies the
+first occurrence by the key, and each later occurrence by the key and the number of earlier occurrences.
 
-Choices come from a seed (`RandomChoices`), from the record of an earlier run (`RecordedChoices`; missing choices are 0), or
-from a test's own source.
+Choices are drawn from a seed (`RandomChoices`), read from the record of an earlier run (`RecordedChoices`, where
+missing choices are 0), or made by a test's own implementation of `Choices`.
 
-Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each stream. Only `Random.random()` is
-used, since Python guarantees its sequence.
+The random streams of a seed are independent, because each stream has its own generator, seeded with BLAKE2b(seed,
+stream). Only `Random.random()` is used, because Python guarantees the sequence of its values across versions.
 """
 
 from collections.abc import Hashable, Mapping
@@ -19,32 +19,32 @@ from random import Random
 from typing import Protocol, Self
 
 BITS = 32
-"""Maximum number of bits of one choice, well within the exact range of a `float`."""
+"""Maximum number of random bits per choice; a `float` represents every such number exactly."""
 
 Key = tuple[Hashable, ...]
 
 Record = dict[tuple[str, Key], int]
-"""Chosen values by (stream, key), without zeros."""
+"""Chosen values by (stream, key). Zeros are omitted."""
 
 AGAIN = "again"
-"""Suffix of a record's key for a situation that occurs again."""
+"""Suffix of a record's key for a recurring situation."""
 
 
 class Choices(Protocol):
     """Source of a run's choices."""
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        """Return a number from 0 to n - 1; 0 is the benign choice."""
+        """Return a number from 0 to n - 1. Zero means the benign choice."""
 
 
 class Occurrences:
-    """Counter of the occurrences of each situation so far."""
+    """Counts how often each situation has occurred so far."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Key], int] = {}
 
     def name_of(self, stream: str, key: Key) -> tuple[str, Key]:
-        """Count an occurrence of a situation, and return its name in a record."""
+        """Count an occurrence of a situation, and return the occurrence's name in a record."""
         before = self._seen[stream, key] = self._seen.get((stream, key), -1) + 1
         return (stream, (*key, AGAIN, before)) if before else (stream, key)
 
@@ -53,7 +53,7 @@ class RandomChoices:
     """Choices drawn from a seed.
 
     Attributes:
-        record: choices made so far, without zeros; None unless `is_recording`, since recording costs time.
+        record: nonzero choices made so far. None unless `is_recording`, because recording costs time.
     """
 
     def __init__(self, seed: int, *, is_recording: bool = False) -> None:
@@ -75,7 +75,7 @@ class RandomChoices:
 
 
 class RecordedChoices:
-    """Choices recorded in an earlier run. Choices that the record lacks are 0.
+    """Choices recorded in an earlier run. A choice missing from the record is 0.
 
     Attributes:
         used: recorded choices that this run has used.
@@ -95,20 +95,21 @@ class RecordedChoices:
 
 
 def stream_of(seed: int, stream: str) -> Random:
-    """Return the generator of one stream of a seed."""
+    """Return the random generator for one stream of a seed."""
     return Random(start_of(seed, stream))
 
 
 def start_of(seed: int, stream: str) -> int:
-    """Return the 128-bit start value of one stream of a seed."""
+    """Return the 128-bit seed of one stream's random generator."""
     return int.from_bytes(blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest(), "big")
 
 
 class RandomStreams:
-    """Many streams of a seed, such as one for each agent. Each stream is one number, while a `Random` takes 2.5 kB.
+    """Many random streams of one seed, for example one stream per agent. A stream's state is a single number, whereas a
+    `Random` occupies 2.5 kB.
 
-    Each stream is a linear congruential generator modulo 2^64 with Knuth's factor (TAOCP 2, 3.3.4), of which the upper 53
-    bits are used. The quality is sufficient for varied agents, but not for statistics.
+    Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4), of which the upper 53
+    bits are used. The quality is sufficient to vary the behaviour of agents, but not for statistics.
     """
 
     def __init__(self, seed: int, kind: str) -> None:
@@ -117,7 +118,7 @@ class RandomStreams:
         self._states: dict[str, int] = {}
 
     def random(self, name: str) -> float:
-        """Return the next number of this stream, at least 0 and below 1."""
+        """Return the next random number of the stream with this name, at least 0 and less than 1."""
         state = self._states.get(name)
         if state is None:
             state = start_of(self._seed, f"{self._kind}/{name}")
@@ -126,7 +127,9 @@ class RandomStreams:
 
 
 class DrawnRandom(Random):
-    """A `random.Random` for a user's function. Each number is a choice of the run, so that numbers are reproducible and shrink to 0."""
+    """A `random.Random` for a user's function. Each number is one of the run's choices, so the numbers are reproducible
+    and shrink towards 0.
+    """
 
     def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)
@@ -138,11 +141,11 @@ class DrawnRandom(Random):
         super().__init__(0)
 
     def random(self) -> float:
-        """Return a number that is at least 0 and below 1."""
+        """Return a number that is at least 0 and less than 1."""
         return self.getrandbits(53) * 2.0**-53
 
     def getrandbits(self, k: int, /) -> int:
-        """Return a number with `k` random bits."""
+        """Return a random integer with `k` bits."""
         bits = 0
         for at in range(0, k, BITS):
             self._count += 1
@@ -150,4 +153,4 @@ class DrawnRandom(Random):
         return bits
 
     def seed(self, *_: object, **__: object) -> None:
-        """Do nothing, because the seed of the run is used."""
+        """Do nothing, because the run's own seed is used."""

@@ -3,7 +3,8 @@
     def test_my_fleet(snapline_sim):
         snapline_sim.check(my_module.fleet, seeds=200)
 
-pytest loads this module at every start. So the module imports only pytest, and imports the rest when a test uses the fixture.
+pytest loads this module whenever it starts. So the module imports only pytest at first; it imports everything else when
+a test uses the fixture.
 """
 
 import shlex
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from snapline.sim.world.recording import Recording
 
 SEEDS = 100
-"""Default number of seeds of a check: about ten seconds for a small fleet."""
+"""Default number of seeds per check. A small fleet takes about ten seconds for them."""
 
 SHRINK_S = 20.0
-"""Maximum time to shrink a failure: most failures are small after a few seconds, and a test should not hang."""
+"""Default maximum time for shrinking a failing run. Most runs shrink within a few seconds, and a test should not hang."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seeds(text: str) -> tuple[int, bool]:
-    """Return the number of seeds in a command-line option, and whether it is a factor."""
+    """Parse a command-line option. Return its number, and whether that number multiplies the test's own number of
+    seeds.
+    """
     number = text.removesuffix("x")
     if not number.isdecimal() or int(number) == 0:
         raise ValueError
@@ -58,7 +61,7 @@ def snapline_sim(request: pytest.FixtureRequest) -> "Simulation":
 
 
 class Simulation:
-    """Value of the fixture `snapline_sim`."""
+    """Object that the fixture `snapline_sim` provides to a test."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
@@ -75,22 +78,23 @@ class Simulation:
         shrink_s: float = SHRINK_S,
         **options: "Unpack[Options]",
     ) -> "SweepSummary":
-        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports a shrunk version of that run.
+        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports that run in
+        shrunk form.
 
         Args:
-            target: a snapline.Fleet, a function that returns one (called for each run), "module:fleet"; or a Scenario, or
-                the path of its TOML file.
+            target: a snapline.Fleet, a function that returns a fleet (called for each run), "module:fleet", a Scenario,
+                or the path of a scenario's TOML file.
             seeds: number of seeds, or the seeds themselves.
-            invariant: function that is called with every complete cut, a snapline.Cut. The function may `assert`, or return a message or
-                False.
+            invariant: function that is called with every complete cut, a snapline.Cut. To report a violation, the
+                function raises AssertionError or returns a message or False.
             at_end: function that is called with the state of each agent when the fleet is idle. If the fleet does not
                 become idle, the verdict is undecided.
-            allow_undecided: continue after runs in which a required event did not happen.
-            shrink_s: maximum time to shrink a failure, in seconds; 0 means no shrinking.
-            options: environment of a fleet, see `snapline.sim.checking.Options`.
+            allow_undecided: whether to continue after a run in which a required event did not happen.
+            shrink_s: maximum time for shrinking a failing run, in seconds. 0 disables shrinking.
+            options: options that define the fleet's environment; see `snapline.sim.checking.Options`.
 
         Returns:
-            Summary of the runs: verdicts, probes, metrics.
+            Summary of the runs, with verdicts, probes and metrics.
         """
         from snapline.errors import UsageError
         from snapline.sim.report.test_report import run_folder, run_seeds
@@ -120,8 +124,9 @@ class Simulation:
         at_end: "AtEnd | None" = None,
         **options: "Unpack[Options]",
     ) -> "Result":
-        """Run a fleet once, and return the result for the test to check. The arguments are those of `check` and
-        `snapline.sim.checking.run_fleet`."""
+        """Run a fleet once, and return the result for the test to check. See `check` and
+        `snapline.sim.checking.run_fleet` for the arguments.
+        """
         from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
@@ -148,7 +153,7 @@ class Simulation:
             _say(str(error))
 
     def _chosen(self, seeds: int | Iterable[int]) -> list[int]:
-        """Return the seeds given on the command line, or else the seeds of the test."""
+        """Return the seeds given on the command line. If none are given, return the test's own seeds."""
         only: int | None = self._config.getoption("--snapline-seed")
         if only is not None:
             return [only]
@@ -177,5 +182,5 @@ class Simulation:
 
 
 def _say(text: str) -> NoReturn:
-    """Fail the test with this text only, without the plugin's stack frames."""
+    """Fail the test with only this text, without the plugin's stack frames."""
     raise pytest.fail.Exception(text, pytrace=False) from None

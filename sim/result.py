@@ -1,25 +1,27 @@
-"""Result of a simulated run, and the texts of guarantees, verdicts, numbers and times in reports."""
+"""Result of a simulated run, and the texts that reports use for guarantees, verdicts, numbers and times."""
 
 from typing import Literal
 
 import msgspec
 
 Verdict = Literal["pass", "violation", "undecided", "broken"]
-""""undecided" means that no guarantee is violated but a required event did not happen; "broken" that the harness or the user's code
-failed."""
+"""Verdict of a run. "undecided" means that no guarantee is violated but a required event did not happen. "broken" means that the harness or
+the user's code failed.
+"""
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "broken": 1}
-"""Exit code of the command line for each verdict."""
+"""Exit code of the command-line tool for each verdict."""
 
 
 class Violation(msgspec.Struct, frozen=True):
     """A guarantee that was violated.
 
     Attributes:
-        oracle: oracle that found the violation, such as "orphans". For shrinking, two violations found by the same oracle are the same bug.
-        guarantee: "G1" … "G12", or "core" for an invariant of a core.
+        oracle: oracle that found the violation, such as "orphans". Shrinking treats all violations found by the same
+            oracle as the same bug.
+        guarantee: "G1" to "G12", or "core" if a core's own invariant is violated.
         t_ns: virtual time of the violation.
-        text: description with the evidence.
+        text: description of the violation, with evidence.
     """
 
     oracle: str
@@ -29,11 +31,11 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 ARMED = "of the node that passes"
-"""Part of the description of a fault that waits at a failpoint; such a fault may never be executed."""
+"""Part of the text that describes a fault waiting at a failpoint. Such a fault may never be executed."""
 
 
 class ExecutedFault(msgspec.Struct, frozen=True):
-    """A fault that was executed; `until_ns` is 0 if the fault has no end."""
+    """A fault that was executed. If the fault has no end, `until_ns` is 0."""
 
     kind: str
     text: str
@@ -42,21 +44,22 @@ class ExecutedFault(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """The outcome of one run.
+    """Result of one run.
 
     Attributes:
-        violations: the first violations; the run ends at the first event that causes any.
-        pending: required events that did not happen, in an undecided run.
+        violations: violations that the first violating event caused. The run ends at that event.
+        pending: if the run is undecided, the required events that did not happen.
         error: reason why the run is broken.
         trace_hash: hash of all events in order.
-        waypoints: hash after each thousand entries of the journal, with which the first difference between two runs is found.
-        journal: text of one such piece of the journal, if it was requested.
+        waypoints: hash after every thousand journal entries. Comparing these hashes locates the first difference
+            between two runs.
+        journal: text of one piece of a thousand journal entries, if the caller requested it.
         events: number of kernel events.
         messages: number of messages that turns consumed.
         probes: number of hits of each probe.
-        metrics: value of each metric; names end with their unit.
+        metrics: value of each metric. The metric's name ends with its unit.
         faults: executed faults.
-        unstubbed_steps: steps and effects of a user's fleet that have no stubs, so that their own functions were executed.
+        unstubbed_steps: steps and effects of a user's fleet that have no stub, so the real functions were executed.
     """
 
     name: str
@@ -95,7 +98,7 @@ GUARANTEES: dict[str, str] = {
     "none discarded without its compensation.",
     "core": "A core's own invariant holds after every event.",
 }
-"""Text of each guarantee, by its name in `Violation.guarantee`."""
+"""Text of each guarantee, by the name that `Violation.guarantee` uses."""
 
 VERDICTS: dict[str, str] = {
     "pass": "Every guarantee held, and everything that had to happen did.",
@@ -106,22 +109,22 @@ VERDICTS: dict[str, str] = {
 
 
 def seconds(time_ns: int) -> str:
-    """Format a time as `1.234567 s`, with microseconds."""
+    """Format a time to the microsecond, such as `1.234567 s`."""
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d} s"
 
 
 def time_span(start_ns: int, end_ns: int) -> str:
-    """Format a time span as `1.000000 s to 2.000000 s`, or `from 1.000000 s on` if the end is 0."""
+    """Format a time span such as `1.000000 s to 2.000000 s`. If the end is 0, the text is `from 1.000000 s on`."""
     return f"{seconds(start_ns)} to {seconds(end_ns)}" if end_ns else f"from {seconds(start_ns)} on"
 
 
 def count(number: int, thing: str) -> str:
-    """Format a count: `1 agent`, `1,200 agents`."""
+    """Format a count such as `1 agent` or `1,200 agents`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def value_words(value: float) -> str:
-    """Format the value of a metric: integers without decimals, other values with six significant digits."""
+    """Format a metric's value. Integers have no decimals; other values have six significant digits."""
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
     return f"{value:.6g}"

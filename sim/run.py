@@ -1,8 +1,9 @@
-"""Simulated run: executes a scenario with a seed, and returns a verdict.
+"""Runs a scenario with a seed in simulation, and returns the result with its verdict.
 
-First the scenario's faults happen. Then the faults are healed, and liveness is checked: recoveries finish, epochs
-complete, and work is done. A run ends with the verdict "violation" as soon as a guarantee is broken. Without a violation,
-a run is "undecided" if a required event is missing at its end, and "broken" if its agents or the harness cannot run.
+First, the scenario's faults are injected. Then the faults are healed and liveness is checked: recoveries must finish,
+epochs must complete, and all work must be done. A run ends with the verdict "violation" as soon as a guarantee is
+violated. A run without a violation is "undecided" if a required event has not happened by its end, and "broken" if its
+agents or the harness fail.
 """
 
 import contextlib
@@ -27,13 +28,17 @@ from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
-"""Virtual time between two checks of whether the run is over."""
+"""Interval, in virtual time, at which the run checks whether it has ended."""
 
 WORK_NS = 300_000_000_000
-"""Maximum time for a fleet's work (`run.turns`) after its faults: 600 consecutive messages on the slowest drawn network."""
+"""Maximum time that a fleet may take to finish its work (`run.turns`) after the faults. On the slowest network that is
+drawn, 600 consecutive messages take this long.
+"""
 
 LOOKS_APART, AGENTS_PER_CHECK = 4, 1_000
-"""Invariants of all cores are checked at every fourth of these checks, in large fleets less often, and at the end of the run."""
+"""The invariants of all cores are checked at every fourth of these checks and at the end of the run. They are checked
+less often if the fleet is large.
+"""
 
 
 def run(
@@ -47,15 +52,16 @@ def run(
     workload: Workload | None = None,
     on_world: Callable[[World], None] | None = None,
 ) -> Result:
-    """Run a scenario, all of whose values are drawn.
+    """Run a scenario, in which all values have already been drawn.
 
     Args:
         choices: source of choices; by default, choices are drawn from the seed.
-        recording: recording to fill with the run's events.
-        mutant: seeded bug of `snapline.sim.mutants`, for tests that the oracles find it.
-        workload: fleet and invariants; by default, those of the scenario.
-        window_at: number of the piece of the journal to keep in `Result.journal`.
-        on_world: function that is called with the world before its first event, for callers that inspect the world during the run.
+        recording: recording to which the run's events are added.
+        mutant: name of a bug in `snapline.sim.mutants` to plant, for testing that the oracles detect it.
+        workload: fleet and invariants to run; by default, the scenario's own.
+        window_at: index of the journal piece to keep in `Result.journal`.
+        on_world: function that is called with the world before the first event. A caller can use it to inspect the
+            world during the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -64,7 +70,7 @@ def run(
     gc.disable()
     logger = logging.getLogger("snapline")
     level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)  # the result contains everything relevant
+    logger.setLevel(logging.CRITICAL + 1)  # the result contains everything that matters
     try:
         with _mutated(mutant), limited(scenario.limits), manifests_cached():
             built = workload or make_workload(scenario.fleet)
@@ -108,10 +114,10 @@ def _run(world: World, result: Result) -> None:
 
 
 class Watch:
-    """Watch of a run, which checks the world periodically, heals the world after its faults, and ends the run.
+    """Checks the world periodically during a run, heals the world after its faults, and ends the run.
 
     Attributes:
-        healed_ns: time at which all faults were healed; 0 before that.
+        healed_ns: time at which all faults were healed, or 0 before that time.
     """
 
     def __init__(self, world: World) -> None:
@@ -138,7 +144,7 @@ class Watch:
         if self._looks % self._looks_apart == 0:
             self._validate()
         if self._heal_ns is None and now_ns > shared.scenario.liveness.within_ns:
-            self._heal_ns = now_ns  # the fleet never started to work
+            self._heal_ns = now_ns  # the fleet never started working
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
@@ -158,7 +164,9 @@ class Watch:
             shared.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _missing_work(self) -> list[str]:
-        """Return the unfinished work of a user's fleet, unless the fleet is idle. The final checks wait for this work."""
+        """Return the unfinished work of a user's fleet, or an empty list if none remains or the fleet no longer makes
+        progress. The final checks wait for this work.
+        """
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
@@ -168,7 +176,9 @@ class Watch:
         return [text] if text else []
 
     def _waits_for_work(self) -> bool:
-        """Return whether to wait for a crash that is planned during the work. The wait is limited, and ends when the work is done."""
+        """Return whether the run must wait for a crash that is planned for while the fleet works. The wait ends when
+        the work is done or a time limit expires.
+        """
         world = self._world
         shared = self._shared
         idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
@@ -185,7 +195,7 @@ class Watch:
             self._shared.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
-        """Run the oracles for complete runs, and record the verdict."""
+        """Run the oracles that need a complete run, and record the verdict."""
         world, shared = self._world, self._shared
         violations = shared.judge.violations
         world.probe_at_end()
@@ -230,7 +240,9 @@ class Watch:
         result.metrics = metrics_of(world)
 
     def _report_waiting(self) -> None:
-        """Report agents and clients that still wait although all faults are healed and the fleet is complete. A busy fleet may be slow."""
+        """Report agents and clients that still wait although all faults are healed and the fleet is complete. Skip
+        those that may only be slow because the fleet is busy.
+        """
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":
@@ -247,7 +259,7 @@ class Watch:
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
-        """Return the reason why a complete run of a user's fleet proves nothing about the fleet, or "" if it does."""
+        """Return why a complete run of a user's fleet proves nothing about the fleet, or "" if the run is conclusive."""
         scenario, taken = self._shared.scenario, self._shared.figures.turns
         if not scenario.run.turns or self.pending:
             return ""
@@ -277,11 +289,11 @@ ZERO = (
     *("epochs_complete", "epochs_aborted", "recoveries", "recovery_s", "agents_rolled_back", "checkpoints_lost"),
     *("lost_turns", "rollback_turns", "domino_depth", "control_messages", "piggyback_bytes"),
 )
-"""Metrics that every run reports, even if their value is 0."""
+"""Metrics that every run reports, even those whose value is 0."""
 
 
 def metrics_of(world: World) -> dict[str, float]:
-    """Return the metrics of one run by name; names end with their unit."""
+    """Return the metrics of one run. Each metric's name ends with its unit."""
     shared = world.shared
     metrics = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
     metrics["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())

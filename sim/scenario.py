@@ -1,17 +1,17 @@
-"""A scenario describes a simulated run: the fleet, its network and store, the faults, and the deadline for recovery.
+"""Scenario of a simulated run: the fleet, its network and store, the faults, and the deadline for recovery.
 
-The same TOML file configures simulations and runs of real processes. The file is parsed into frozen structs; every key has a
-default, and unknown keys are rejected. `format_scenario` writes text that `parse_scenario` can read. Sections are written with
-every key, so that a changed default does not change the meaning of an old file; faults are written only with the keys that are
-set.
+The same TOML file configures both simulations and runs of real processes. The file is parsed into frozen structs. Every
+key has a default, and unknown keys are rejected. `format_scenario` returns text that `parse_scenario` can read. Each
+section is written with all its keys, so that a changed default does not change the meaning of an old file. A fault is
+written only with the keys that differ from their defaults.
 
-There are two kinds of checks. msgspec checks types and allowed values, and error messages name the path of the key. Other checks
-concern several keys, such as node names, times and exclusive keys. `faults.check_budget` checks whether the faults are within the
-budget.
+There are two kinds of checks. msgspec checks types and allowed values; its error messages name the path of the key.
+`check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys. In
+addition, `faults.check_budget` checks that the faults do not exceed the fault budget.
 
-The standard library reads TOML but does not write it. The writer in this module supports only the values in scenarios:
-strings, numbers, booleans, lists and tables. Errors keep the path of msgspec's message, and add the value and the allowed
-values (`readable`).
+The standard library can read TOML but not write it. The writer in this module supports only the types of values that
+occur in scenarios: strings, numbers, booleans, lists and tables. `readable` keeps the path in msgspec's error message,
+and adds the invalid value and the allowed values.
 """
 
 import difflib
@@ -109,7 +109,7 @@ PATTERN_NAMES = (
     "orders",
     *("planning", "paying", "returning", "booking", "booking-until"),
 )
-"""Patterns from which `draw` chooses."""
+"""Names of the patterns from which `draw` chooses."""
 
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
@@ -138,8 +138,9 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 
 class PatternPart(Part, frozen=True, kw_only=True):
-    """Traffic pattern. `messages` is the approximate total number of messages (0: unlimited), `rate_per_s` the message
-    rate (0: unlimited)."""
+    """Traffic pattern of the fleet. `messages` is the approximate total number of messages, and `rate_per_s` is the
+    message rate. In both cases, 0 means unlimited.
+    """
 
     name: str = "bank"
     messages: Count = 400
@@ -148,7 +149,9 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 
 class TriggerPart(Part, frozen=True, kw_only=True):
-    """Trigger of checkpoints: at an interval of `every`, varied randomly by the fraction `jitter`, or after `messages` messages."""
+    """Trigger of checkpoints. The trigger fires at the interval `every`, varied randomly by the fraction `jitter`, or
+    after each `messages` messages.
+    """
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -161,14 +164,19 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """The fleet that the scenario runs.
+    """Fleet that the scenario runs.
 
     Attributes:
-        module: "my_module:fleet", the user's own fleet, made with `arguments` and used instead of a pattern.
-        invariant: "my_tests:no_coin_is_lost", a function that is called with every complete cut of the user's fleet.
-        at_end: such a function that is called with the final states, when the fleet is idle.
-        log_bytes_max, epoch_timeout: settings of a pattern's fleet; 0 and "" select the defaults.
-        is_varied: whether the user's fleet runs under this protocol and trigger instead of its own, until it is idle.
+        module: the user's own fleet, such as "my_module:fleet". It is created with `arguments` and replaces the
+            pattern.
+        invariant: a function that is called with every complete cut of the user's fleet, such as
+            "my_tests:no_coin_is_lost".
+        at_end: a function that is called with the agents' final states when the user's fleet is idle, such as
+            "my_tests:balances".
+        log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the
+            defaults.
+        is_varied: whether the user's fleet runs with this section's protocol and trigger instead of its own, until the
+            fleet is idle.
     """
 
     agents: AtLeastOne = 5
@@ -187,7 +195,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Delays of the network. `paths` sets other delays from one node to another ("c1>h2") for the whole run."""
+    """Network delays. `paths` overrides the delay from one node to another ("c1>h2") for the whole run."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -201,8 +209,9 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 
 class LivenessPart(Part, frozen=True, kw_only=True):
-    """Deadlines. `heal` is the time at which faults are healed ("": right after the last fault), `within` the time to finish all work
-    afterwards."""
+    """Deadlines of a run. Faults are healed at the time `heal`; "" means right after the last fault. All work must be
+    done `within` this duration afterwards.
+    """
 
     heal: OptionalDuration = ""
     within: Duration = "30s"
@@ -217,12 +226,14 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Clients of the fleet: `count` clients that send `inputs` each, with an average `pause` between two requests.
+    """Clients of the fleet. There are `count` clients. Each sends `inputs` inputs, with an average `pause` between two
+    requests.
 
     Attributes:
-        inputs_from: "module:name" or a file that provides the inputs of all clients, instead of the pattern's inputs.
+        inputs_from: source of all clients' inputs, which replaces the pattern's inputs: "module:name" or the path of a
+            file.
         asks: whether clients wait for some of the answers.
-        is_settling: whether an operator retries dead letters and drops some of them.
+        is_settling: whether an operator retries some dead letters and drops others.
     """
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
@@ -238,15 +249,18 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 
 class OutputsPart(Part, frozen=True, kw_only=True):
-    """Outputs of agents. One turn in `one_in` emits (0: none). If `is_watched`, a consumer reads outputs at once, so that outputs trigger
-    epochs."""
+    """Outputs of agents. One turn in `one_in` emits an output; 0 disables outputs. If `is_watched`, a consumer reads
+    outputs at once, so outputs trigger epochs.
+    """
 
     one_in: Count = 0
     is_watched: bool = False
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates per thousand of stub calls that are late, are never answered, or fail (executed or not), until faults are healed."""
+    """Rates, per thousand, of stub calls that are late, are never answered, or fail (whether executed or not). The
+    rates apply until faults are healed.
+    """
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -254,7 +268,9 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """Number of restores of the fleet from a kept epoch. One restore in `drops_one_in` drops inputs; 0 means none."""
+    """Restores of the fleet from a kept epoch. `times` is their number. One restore in `drops_one_in` drops inputs; 0
+    means that none does.
+    """
 
     times: Count = 0
     drops_one_in: Count = 0
@@ -264,13 +280,14 @@ class RunPart(Part, frozen=True, kw_only=True):
     """Settings of a run.
 
     Attributes:
-        until: time by which all faults have ended.
-        faults_from: time from which the times of faults are counted.
-        retention: the coordinator's policy for epochs beyond `keep_epochs`, such as "last=3,hourly=2,daily=0".
+        until: time by which all faults must have ended.
+        faults_from: origin of the faults' times: the moment when the fleet is running, or the start of the run.
+        retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as
+            "last=3,hourly=2,daily=0".
         snapshots_every: interval at which an operator requests a snapshot.
-        turns_in_a_row: number of turns that a host runs before other work.
-        turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends when the fleet is idle or
-            after some seconds. 0: the run does not wait for turns.
+        turns_in_a_row: number of turns that a host runs in a row before it does other work.
+        turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends if the
+            fleet is idle or the waiting time has expired. 0 means that the run does not wait for turns.
         moves: number of times an operator drains a host or rebalances agents.
     """
 
@@ -299,7 +316,7 @@ class RunPart(Part, frozen=True, kw_only=True):
 
 
 class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault, of which exactly one kind is set."""
+    """A fault. Exactly one of the kind fields is set."""
 
     delay: DelayFault | None = None
     slow: SlowFault | None = None
@@ -320,7 +337,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def word(self) -> FaultKind:
-        """Return the fault that is set."""
+        """Return the value of the kind field that is set."""
         return next(word for _, word in self.words())
 
     @property
@@ -339,13 +356,13 @@ FAULT_KINDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
-    """Choices that a swarm may draw; an empty list allows all values.
+    """Settings that a swarm may draw. An empty list allows all values.
 
     Attributes:
-        faults: allowed fault kinds, such as "crash".
-        always: kinds of which each run gets at least one fault while the fleet works.
-        fleet, network, limits, clients, outputs, steps, restores: whether each is drawn, or kept as in the template. `restores` also
-            covers the moves of operators.
+        faults: fault kinds that may be drawn, such as "crash".
+        always: fault kinds that occur in every run, at least once each while the fleet works.
+        fleet, network, limits, clients, outputs, steps, restores: whether to draw this section of the scenario. Otherwise, the template's
+            section is kept. `restores` also covers operators' moves.
     """
 
     faults: list[str] = []
@@ -366,8 +383,9 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """One situation to simulate. If `budget` is "beyond", only safety is checked. `limits` sets product limits by name
-    (`product_patches.py`)."""
+    """Scenario of one simulated run. If `budget` is "beyond", only safety is checked. `limits` overrides the product's
+    limits by name (`product_patches.py`).
+    """
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -387,17 +405,19 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 
 def reads_outputs(scenario: Scenario) -> bool:
-    """Return whether a consumer may read outputs. Pattern agents emit only if the scenario says so; a user's agents may always emit."""
+    """Return whether a consumer may read outputs. A pattern's agents emit outputs only if the scenario enables outputs;
+    a user's agents may always emit them.
+    """
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of all hosts that may exist; hosts that join later come last."""
+    """Return the names of all hosts that may exist. Hosts that join later come last."""
     return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
 
 
 def joining_hosts(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of the hosts that join later."""
+    """Return the names of the hosts that join during the run."""
     return host_names(scenario)[scenario.fleet.hosts :]
 
 
@@ -411,10 +431,10 @@ def _joins(scenario: Scenario) -> list[MembershipFault]:
 
 
 def parse_scenario(text: str, *, source: str) -> Scenario:
-    """Parse a scenario from TOML; `source` is the file name for error messages.
+    """Parse a scenario from TOML. `source` is the file name that error messages mention.
 
     Raises:
-        UsageError: the scenario is invalid; the message names file, key and allowed values.
+        UsageError: If the scenario is invalid. The message names the file, the key and the allowed values.
     """
     try:
         raw = tomllib.loads(text)
@@ -433,19 +453,21 @@ def check_scenario(scenario: Scenario, *, source: str) -> None:
     """Check the conditions that the types do not express.
 
     Raises:
-        UsageError: a condition is violated; the message describes the first problem.
+        UsageError: If a condition is violated. The message describes the first problem.
     """
     for problem in _problems(scenario):
         raise UsageError(f"{source}: {problem}")
 
 
 def format_scenario(scenario: Scenario) -> str:
-    """Return TOML text that parses to the same scenario."""
+    """Return TOML text from which `parse_scenario` restores the same scenario."""
     return format_toml(msgspec.to_builtins(scenario))
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """Reject other schemas and known impossible faults with a specific message; otherwise they would be reported as unknown keys."""
+    """Reject other schemas and fault kinds that are deliberately unsupported. Otherwise msgspec would report them
+    without an explanation.
+    """
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -456,7 +478,7 @@ def _refuse_early(raw: Mapping[str, object], source: str) -> None:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Yield descriptions of problems; each begins with the key."""
+    """Yield a description of each problem. A description begins with the invalid key."""
     yield from _part_problems(scenario)
     for index, fault in enumerate(scenario.fault):
         path = f"fault[{index}]"
@@ -498,7 +520,9 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
-    """Yield descriptions of problems of a fault; each begins with "." and a key, or with a space."""
+    """Yield a description of each problem of a fault. A description begins with "." and the invalid key, or with a
+    space.
+    """
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))
@@ -511,7 +535,7 @@ def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
 
 
 def _name_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
-    """Yield descriptions of names that belong to no node."""
+    """Yield a description of each name that belongs to no node."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():
         match key, word:
@@ -544,8 +568,9 @@ def _unknown(key: str, names: Iterable[str], known: tuple[str, ...]) -> Iterator
 
 
 def format_toml(document: Mapping[str, object]) -> str:
-    """Return TOML: plain values first, then a section for each table and each table in a list. Nested tables are inline; `None` is
-    omitted."""
+    """Return a document as TOML. Plain values come first, then one section per table and per table in a list. Nested
+    tables are written inline; `None` is omitted.
+    """
     lines: list[str] = []
     sections: list[str] = []
     for key, value in document.items():
@@ -586,7 +611,9 @@ def _toml_key(key: str) -> str:
 
 
 def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
-    """Return msgspec's error message in readable form, with the key, its value in `raw`, and the values that `root` allows for the key."""
+    """Return a readable form of msgspec's error message. It names the key, the key's value in `raw`, and the values
+    that `root` allows for the key.
+    """
     reason, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`").lstrip(".")
     value, kind = _look_up(path, raw, root)
@@ -618,7 +645,7 @@ _TYPE_WORDS = {
 
 
 def shown(value: object) -> str:
-    """Return a value as it would be written in a scenario file."""
+    """Return a value as it appears in a scenario file."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -641,7 +668,9 @@ def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
 
 
 def _declared(kind: object, key: str) -> object:
-    """Return the type of a struct's field, or of the items of a list or dict, without `Annotated` and `None`."""
+    """Return the type of the field `key` of a struct, or of the items in a list or dict, without `Annotated` and
+    `None`.
+    """
     if _is_struct(kind):
         inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}.get(key)
     else:

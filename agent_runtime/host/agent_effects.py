@@ -1,7 +1,7 @@
-"""One agent's effects in a host core: the open effect, the effects of the current turn, and a window of ended effects.
+"""One agent's effects in a host core: the open effect, the effects of the current turn, and a limited window of ended effects.
 
-An explicit key identifies an effect within its agent. While the window contains the effect, a request for the same effect gets the known
-outcome, and the effect is not done again.
+An explicit key identifies an effect within its agent. While the window contains the effect, a request with the same key gets the known
+outcome, and the effect is not performed again.
 """
 
 import msgspec
@@ -13,28 +13,31 @@ from snapline.storage.packs.checkpoint import JournalEntry, KnownEffect, MadeEff
 from snapline.storage.timestamps import ages_ns
 
 KEYS_KEPT = 1000
-"""Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, without results."""
+"""Largest number of ended effects that an agent remembers. Without results, they take some 100 KB in each of its checkpoints."""
 
 KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
-"""Largest age of an ended effect, relative to the newest one: a week, in which operators inspect and retry dead letters."""
+"""Largest age of a remembered effect, relative to the newest ended effect: one week, during which operators can inspect and retry dead
+letters."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""Largest counted step from one ended effect to the next (`storage/timestamps.py`): after a clock jump at least the last 168 effects are
-kept."""
+"""Largest time that counts between two consecutive ended effects (`storage/timestamps.py`). So after a clock jump at least the last 168
+effects are kept."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
-"""Largest size of results and compensation arguments in each of an agent's checkpoints. The oldest are dropped with their keys."""
+"""Largest total size of the results and compensation arguments that an agent remembers, since each of its checkpoints contains them. Above
+it, the oldest effects are forgotten."""
 
 COMPENSATED = "compensated"
 
 GENERATED_KEY_PREFIX = "@"
-"""Prefix of the key that is generated for an effect without one. Such a key belongs to a turn and is dropped with the turn."""
+"""Prefix of the key that is generated for an effect without an explicit key. Such a key belongs to one turn, and is forgotten when the turn
+ends."""
 
 NOTHING = b"\xc0"
-"""Encoded None: the result of a compensation that need not be called."""
+"""Encoded None, which is the result of a compensation that does not need to be called."""
 
 TIME_UNKNOWN = 0
-"""End time of an effect whose end is only in a host log. Such an effect is dropped when there is no room."""
+"""End time of an effect whose end is known only from a host log. Such an effect is forgotten only when there is no room."""
 
 _NO_EFFECTS = SavedEffects()
 
@@ -43,15 +46,15 @@ class AgentEffects:
     """One agent's effects.
 
     Attributes:
-        keys: ended effects, oldest first.
-        made: effects of the agent's current turn, oldest first.
-        open: effect that the turn waits for.
-        is_in_doubt: the open effect may have been called. Either it comes from a checkpoint whose epoch released its intent, so an earlier
-            incarnation may have called it (unless it had to log a mark first). Or a call under the same key failed, or belongs to a discarded
-            history.
-        is_ready: the handler waits for the open effect, which may be called as soon as its intent is released.
-        is_called: this incarnation is calling the open effect, or is logging its mark.
-        needs_people: the open effect is not called: an operator has to report its outcome.
+        keys: ended effects by key, with the oldest first.
+        made: effects of the agent's current turn, with the oldest first.
+        open: effect that the turn waits for, or None.
+        is_in_doubt: whether the open effect may have been called before. Either the effect comes from a checkpoint, so an earlier
+            incarnation may have called it (unless that required a mark in the log). Or an earlier call with the same key failed or belongs
+            to a discarded history.
+        is_ready: whether the open effect may be called as soon as its intent is released, because the handler has reached it.
+        is_called: whether this incarnation is calling the open effect, or is logging its mark.
+        needs_people: whether an operator must report the outcome of the open effect, which is therefore not called.
     """
 
     __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
@@ -64,7 +67,7 @@ class AgentEffects:
         self.is_ready = self.is_called = self.needs_people = False
 
     def saved(self) -> SavedEffects | None:
-        """Return the effects in the form for a checkpoint; None if there are none."""
+        """Return the effects for a checkpoint, or None if there are none."""
         if not self.keys and not self.made and self.open is None:
             return None
         return SavedEffects(list(self.keys.values()), list(self.made), self.open)
@@ -72,7 +75,8 @@ class AgentEffects:
     # ---- keys -----------------------------------------------------------------------------------------------------
 
     def identity(self, intent: EffectIntent) -> tuple[str, int]:
-        """Return the key and generation of an intent; for a compensation, those of the effect that it undoes."""
+        """Return the key and generation of an intent. A compensation's key is derived from the key and generation of the effect that it
+        undoes."""
         if intent.is_undo:
             return undo_key(intent.key, self._undone_by(intent)), 1
         known = self.keys.get(intent.key)
@@ -86,13 +90,13 @@ class AgentEffects:
         return intent.generation or (known.generation if known is not None else 1)
 
     def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
-        """Return the known outcome of an effect in the journal's form; None if it has to be called."""
+        """Return the known outcome and result of an effect for the journal, or None if the effect must be called."""
         if intent.is_undo and self._is_in_effect(intent):
             return ADOPTED, NOTHING
         known = self.keys.get(self.identity(intent)[0])
         if known is None or known.outcome == COMPENSATED:
             return None
-        if known.digest != digest and not intent.is_undo:  # the failed compensation may have been replaced since then
+        if known.digest != digest and not intent.is_undo:  # the compensation may have been replaced since it failed
             reason = f"key {known.key!r} was used for an effect with the arguments {known.arguments}, and now for {name!r} with {intent.arguments}"
             return REFUSED, f"{reason}: give each effect a key of its own".encode()
         if known.outcome != DONE:
@@ -100,16 +104,16 @@ class AgentEffects:
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
     def _is_in_effect(self, intent: EffectIntent) -> bool:
-        """Return whether the effect that this would undo belongs to a turn that succeeded: a later turn took it over, or it was already
-        undone."""
+        """Return whether this compensation must not be called, because the effect was already undone, or belongs to a turn that
+        succeeded."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
             return False
         return not known.is_orphan and all(effect.key != intent.key for effect in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Make the effect part of this turn, as if the turn had done it now. The turn that did the effect has failed, or belongs to a discarded history,
-        and the effect was not undone."""
+        """Make an orphaned effect part of this turn, as if this turn had performed it. The turn that performed the effect has failed, or
+        belongs to a discarded history, and the effect was not undone."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
@@ -117,11 +121,11 @@ class AgentEffects:
         return DONE
 
     def _add_made(self, made: MadeEffect) -> None:
-        """Add the newest effect of the turn: effects are undone in the reverse of the order in which the turn requested them."""
+        """Add an effect as the newest of the turn, since effects are undone in the reverse order of the turn's requests."""
         self.made = [*[other for other in self.made if other.key != made.key], made]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
-        """Open a new effect, whose intent is the agent's output of this number."""
+        """Open a new effect. `number` is the number of the agent's output that contains its intent."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
         knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
@@ -145,19 +149,19 @@ class AgentEffects:
         return self.open
 
     def begun(self) -> None:
-        """Record that the open effect may have been called, as the host log says."""
+        """Record that the open effect may have been called, since the host log contains its mark."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """Return how long a call of the effect that the open compensation undoes may still run."""
+        """Return for how long a call of the effect that the open compensation undoes may still run."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
         return known.late_s if known is not None and is_it else 0.0
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """End the open effect. `late_s`: for a failed effect, how long its last call may still run."""
+        """End the open effect. If it failed, `late_s` says for how long its last call may still run."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
@@ -185,8 +189,8 @@ class AgentEffects:
         self.made = [effect for effect in self.made if effect.key != key]
 
     def note_earlier_undo(self, key: str, generation: int) -> None:
-        """Record a compensation of an earlier incarnation, found in a host log. If this history does not reach the compensation by itself, the fleet
-        was rolled back past it. The effect no longer exists outside, so a new request for it is another effect."""
+        """Record a compensation by an earlier incarnation that was found in a host log. Unless it is the open effect, the fleet was rolled
+        back past it. The effect no longer exists outside, so a new request with its key is a new effect."""
         if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
             return
         self.made = [effect for effect in self.made if (effect.key, effect.generation) != (key, generation)]
@@ -198,8 +202,8 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
 
     def note_earlier_call(self, entry: JournalEntry) -> None:
-        """Record a call of an effect of a discarded history, found in a host log. The effect was done outside, or possibly done, whichever
-        turn requests it again."""
+        """Record a call of an effect that was found in a host log, and belongs to a discarded history. The effect was or may have been
+        performed outside, whichever turn requests it again."""
         key, _, text = entry.sender.rpartition("#")
         if not key or key.endswith(UNDO):
             return
@@ -218,35 +222,35 @@ class AgentEffects:
         )
 
     def knows_unrecorded_effect(self, intent: EffectIntent) -> bool:
-        """Return whether the effect is done according to a host log alone."""
+        """Return whether only a host log says that the effect is done."""
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and undone in a discarded history. If so, this history has not requested its
-        repetition."""
+        """Return whether the open effect was done and then undone in a discarded history. If so, this history has not requested the effect
+        again yet."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
         is_it = known.generation == self.open.generation and known.outcome == COMPENSATED
-        # A later generation exists only if the earlier one was undone.
+        # a later generation exists only if the earlier generation was undone
         return is_it or known.generation > self.open.generation
 
     def drop_open_effect(self) -> None:
-        """Drop the open effect, which will not be called."""
+        """Forget the open effect, since it has ended or will not be called."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
         self.is_called = False
 
     def not_done(self, number: int) -> None:
-        """Record the operator's resolution that the open effect was not done: it may be called once the agent's output of this number is released. So
-        a later incarnation that does not know of the call cannot take the resolution again."""
+        """Record the operator's resolution that the open effect was not done. It may be called once the agent's output `number`, which
+        contains the resolution, is released. So no later incarnation can consume the resolution again without knowing of the call."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:
-        """Drop the oldest effects, by order rather than time, so that a replay drops the same ones. Effects of the current turn are kept until its
-        end."""
+        """Forget the oldest effects above the limits, in their order rather than by time, so that a replay forgets the same effects.
+        Effects of the current turn are kept until the turn ends."""
         held = {effect.key for effect in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
         times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}
@@ -262,8 +266,8 @@ class AgentEffects:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def turn_ended(self, dead_letter: int = 0) -> list[MadeEffect]:
-        """End the turn; return its effects, oldest first. Its generated keys are dropped, except those of undone effects. `dead_letter`: number of its
-        dead letter, if it has failed."""
+        """End the turn, and return its effects, with the oldest first. Its generated keys are forgotten, except the keys of compensations.
+        If the turn failed, `dead_letter` is the number of its dead letter."""
         effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(GENERATED_KEY_PREFIX) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
@@ -273,7 +277,7 @@ class AgentEffects:
         return effects
 
     def give_up(self, key: str) -> None:
-        """Detach the effect from its turn, since an operator requests its compensation although the turn succeeded."""
+        """Mark an effect as an orphan, because an operator requests its compensation although its turn succeeded."""
         self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
 
 
@@ -288,6 +292,7 @@ def _size_of(known: KnownEffect) -> int:
 
 
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
-    """Return the effect that was undone here, and its generation; None if none was undone."""
+    """Return the key and generation of the effect that the logged compensation undid, or None if the entry is not a completed
+    compensation."""
     key, _, _ = entry.sender.rpartition("#")
     return effect_undone_by(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None

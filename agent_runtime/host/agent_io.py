@@ -1,10 +1,10 @@
 """One agent's inputs and outputs in a host core.
 
-Inputs from outside are numbered from 1 over all the agent's hosts and incarnations. The agent's checkpoint contains the number of the last
-input that was consumed, by a turn or as a dead letter. After a recovery later inputs are delivered again from the host log. The keys of
-consumed inputs are kept, within limits.
+Inputs from outside are numbered from 1, over all the agent's hosts and incarnations. The agent's checkpoint contains the number of the last
+input that was consumed, by a turn or as a dead letter. After a recovery all later inputs are redelivered from the host log. The keys of
+consumed inputs are kept, within limits, to detect duplicates.
 
-Outputs are numbered too, and kept until their release is known.
+Outputs are numbered too, and each output is kept until the host knows that it has been released.
 """
 
 import itertools
@@ -29,16 +29,18 @@ from snapline.storage.packs.checkpoint import (
 from snapline.storage.timestamps import ages_ns, step_ns
 
 KEYS_KEPT = 1000
-"""Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""
+"""Largest number of keys of consumed inputs that an agent remembers. They take some 60 KB in each of its checkpoints."""
 
 KEYS_KEPT_NS = 3600 * 1_000_000_000
-"""Largest age of a key, relative to the newest one: far longer than any client retries."""
+"""Largest age of a remembered key, relative to the newest key. It is far longer than any client retries."""
 
 STEP_NS = 60 * 1_000_000_000
-"""Largest counted step from one key to the next (`storage/timestamps.py`): after a clock jump at least the last sixty keys are kept."""
+"""Largest time that counts between two consecutive keys (`storage/timestamps.py`). So after a clock jump at least the last sixty keys are
+kept."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
-"""Largest size of remembered answers, without the newest one. Each of the agent's checkpoints contains these answers."""
+"""Largest total size of the replies that an agent remembers, not counting the newest reply. Each of the agent's checkpoints contains these
+replies."""
 
 DIGEST_BYTES = 16
 
@@ -47,8 +49,8 @@ class PendingInput:
     """A numbered input that is not consumed yet.
 
     Attributes:
-        is_durable: the input's batch is in the log.
-        waiters: requests to answer when the input is durable, as (request, index of the input in the request).
+        is_durable: whether the input's batch is in the log.
+        waiters: client requests to answer when the input is durable, as (request, index of the input in the request).
     """
 
     __slots__ = ("input", "is_durable", "waiters")
@@ -64,13 +66,14 @@ class AgentInputs:
 
     Attributes:
         consumed: number of the last consumed input.
-        numbered: last number assigned.
+        numbered: number of the last input that has a number.
         waiting: inputs with numbers after `consumed`, up to `numbered`, by key.
-        keys: keys of consumed inputs, oldest first.
-        reply_bytes: size of the answers kept with the keys.
+        keys: keys of consumed inputs, with the oldest first.
+        reply_bytes: total size of the replies that are kept with the keys.
         span_ns: time from the oldest key to the newest.
-        retries: key of an operator command that retried a dead letter → key of the dead letter's input.
-        released: number of the last input known to be consumed in a complete epoch, in which its turn and all earlier turns have ended.
+        retries: mapping from the key of an operator command that retried a dead letter to the key of the dead letter's input.
+        released: number of the last input that a complete epoch is known to contain as consumed, with its turn and all earlier inputs'
+            turns ended.
     """
 
     __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
@@ -85,11 +88,11 @@ class AgentInputs:
         self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
     def saved(self) -> SavedInputs:
-        """Return the inputs in the form for a checkpoint."""
+        """Return the last consumed number and the keys, for a checkpoint."""
         return SavedInputs(self.consumed, list(self.keys.values()))
 
     def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
-        """Add the next input, which was just numbered or was found in a log."""
+        """Add the next input, which either has just been numbered or was found in a log."""
         if logged.number != self.numbered + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} follows {self.numbered}")
         self.numbered = logged.number
@@ -97,9 +100,10 @@ class AgentInputs:
         return pending
 
     def drop(self, logged: LoggedInput) -> None:
-        """Drop an input without a turn, after a deliberate rollback of the fleet. The key stays known, since clients may repeat it.
+        """Consume an input without a turn, after a requested rollback of the fleet. Its key is remembered, since clients may resend the
+        input.
 
-        Logs may have lost earlier inputs, so a gap among dropped inputs is not an error.
+        A gap between dropped inputs is not an error, since earlier inputs may have been deleted from the logs.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
         self.consume(logged, is_dead_lettered=True, reply=DROPPED_REPLY)
@@ -107,7 +111,7 @@ class AgentInputs:
     def consume(
         self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False
     ) -> None:
-        """Consume the next input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
+        """Consume the next input after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
@@ -122,14 +126,14 @@ class AgentInputs:
         self._forget_replies(logged.key)
 
     def close(self, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Record that the turn of this input has ended."""
+        """Record the end of the turn of an input that was consumed before."""
         known = self.keys[key]
         self.keys[key] = msgspec.structs.replace(known, is_dead_lettered=is_dead_lettered, reply=reply, is_open=False)
         self.reply_bytes += len(reply)
         self._forget_replies(key)
 
     def retried(self, key: str, by: str) -> None:
-        """Record that the operator command with the other key has given the input's dead letter a new turn."""
+        """Record that the operator command with key `by` has retried the dead letter of the input with key `key`."""
         known = self.keys.get(key)
         if known is not None:
             self.retries.pop(known.retried_by, None)
@@ -137,13 +141,14 @@ class AgentInputs:
             self.keys[key] = msgspec.structs.replace(known, retried_by=by)
 
     def answered(self, key: str) -> KnownKey | None:
-        """Return the key under which the answer to a consumed input is kept: from its own turn, or from the last turn of its dead
-        letter."""
+        """Return the record that contains the reply to a consumed input, from its own turn or from the last retry of its dead letter.
+        Return None if the key is unknown."""
         known = self.keys.get(key)
         return self.keys.get(known.retried_by, known) if known is not None else None
 
     def _forget_keys(self) -> None:
-        """Drop the oldest keys, by consumption order rather than time, so that a replay drops the same ones."""
+        """Forget the oldest keys above the limits, in the order of consumption rather than by time, so that a replay forgets the same
+        keys."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
             oldest, following = itertools.islice(keys.values(), 2)
@@ -154,8 +159,8 @@ class AgentInputs:
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:
-        """Drop the answers of the oldest inputs if the answers are too large. The newest answer is never dropped, since its client has not
-        received it."""
+        """Forget the replies to the oldest inputs if all replies together are too large. The newest reply is kept, since its client has not
+        received it yet."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return
         for known in [known for known in self.keys.values() if known.key != newest]:
@@ -170,9 +175,9 @@ class AgentOutputs:
     """One agent's outputs.
 
     Attributes:
-        number: number of the last output.
-        pending: outputs whose release is not known, with ascending numbers up to `number`, without gaps.
-        size_bytes: size of the pending payloads.
+        number: number of the agent's last output.
+        pending: outputs that are not known to be released. Their numbers are consecutive and end with `number`.
+        size_bytes: total size of the pending outputs' payloads.
     """
 
     __slots__ = ("number", "pending", "size_bytes")
@@ -183,23 +188,23 @@ class AgentOutputs:
         self.size_bytes = sum([len(output.payload) for output in saved.pending])
 
     def saved(self) -> SavedOutputs:
-        """Return the outputs in the form for a checkpoint."""
+        """Return the outputs for a checkpoint."""
         return SavedOutputs(self.number, list(self.pending))
 
     def add(self, emission: Emission) -> None:
-        """Add the next output."""
+        """Number an output, and add it to the pending outputs."""
         topic, payload, emitted_ns = emission
         self.number += 1
         self.pending.append(SavedOutput(self.number, topic, payload, emitted_ns))
         self.size_bytes += len(payload)
 
     def release(self, number: int) -> None:
-        """Drop the outputs up to this number, which an epoch has released."""
+        """Remove the outputs up to this number, because an epoch has released them."""
         while self.pending and self.pending[0].number <= number:
             self.size_bytes -= len(self.pending.popleft().payload)
 
     def holds(self, number: int) -> bool:
-        """Return whether this output is still pending, since its release is not known."""
+        """Return whether the output with this number is still pending."""
         return bool(self.pending) and self.pending[0].number <= number <= self.number
 
     def validate(self) -> None:

@@ -1,7 +1,7 @@
-"""Channel ends, a part of the host core: makes and opens both ends of channels, locates receivers, and closes channels when one end has
-left.
+"""The part of the host core for channels: creates and opens both ends of channels, locates receivers, and closes channels when the agent at
+one end has left.
 
-Messages leave their agents here (`Outlets`): either at once, or after being parked until the channel has credit and the link has room.
+Messages leave their agents through `Outlets`, either immediately, or after being parked until the channel has credit and the link has room.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,37 +22,37 @@ from snapline.messages import host_messages as msg
 
 
 class OutboxReleaser(Protocol):
-    """Interface that channel ends need from the outlets."""
+    """Interface that `ChannelEnds` requires from `Outlets`."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send parked messages as far as credit and room allow."""
+        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Handle an outbox that has become smaller."""
+        """Handle an agent's outbox that has become smaller."""
 
 
 class CreationBuffer(Protocol):
-    """Interface that channel ends need from the membership part."""
+    """Interface that `ChannelEnds` requires from the membership part."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep this message for a receiver that is being created on this host, and return whether it was kept. None stands for the opening
-        of the receiver's channel."""
+        """Keep a message for a receiver that is being created on this host. Return whether the message was kept. If `payload` is None, keep
+        only the channel to the receiver."""
 
 
 class ReplyWaitNotifier(Protocol):
-    """Interface that channel ends need from the part for durable turns."""
+    """Interface that `ChannelEnds` requires from the part that handles durable turns."""
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
         """End the wait for a reply from `callee`, which does not exist or has left."""
 
 
 class ChannelEnds:
-    """Ends of the channels of this host's agents.
+    """Creates, opens and closes the channel ends of this host's agents.
 
     Attributes:
-        ending: departed sender → receiver → inlet whose messages are not all consumed yet.
-        locating: number of an open query to the coordinator → agents to locate.
-        held: sender → its channel ends on links that the sender may not use until it has recorded.
+        ending: inlets of departed senders whose messages are not all consumed yet, by (sender, receiver).
+        locating: agents to locate, by the number of an unanswered query to the coordinator.
+        held: for each sender that must first record its state, its channel ends on links that it must not use until then.
     """
 
     _mode: HostMode
@@ -71,12 +71,12 @@ class ChannelEnds:
     def wire(
         self, mode: HostMode, outlets: OutboxReleaser, membership: CreationBuffer, durable: ReplyWaitNotifier
     ) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
 
     def reset(self) -> None:
-        """Clear all channels, since a recovery plan ends the history of every agent here."""
+        """Clear all channels when a recovery plan ends the history of all agents on this host."""
         self.ending.clear()
         self.locating.clear()
         self.held.clear()
@@ -84,7 +84,7 @@ class ChannelEnds:
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Make a sending end whose receiver's location is not known yet."""
+        """Create a sending end whose receiver has not been located yet."""
         outlet = agent.outlets[receiver] = AgentOutlet(channel=0, sender=agent.id, receiver=receiver)
         outlet.owner = agent
         outlet.peer = None
@@ -93,7 +93,7 @@ class ChannelEnds:
         return outlet
 
     def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
-        """Make a receiving end, for the moment as if the sender were on this host."""
+        """Create a receiving end, initially as if the sender were on this host."""
         inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
         inlet.owner = agent
         inlet.peer = self._shared.local
@@ -101,7 +101,7 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Return the channel's sending end, which is connected if the receiver's location is known."""
+        """Return the sending end of a channel. Connect it if the receiver's location is known, otherwise locate the receiver."""
         shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = shared.routes.get(receiver)
@@ -144,18 +144,19 @@ class ChannelEnds:
         self._hold_if_due(outlet, peer)
 
     def hold(self, peer: Peer) -> None:
-        """Hold, on a link that has opened, the senders that still have to record an epoch begun before."""
+        """When a link has opened, hold all senders that must first record an epoch that began before."""
         for outlet in peer.outlets.values():
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """Withdraw the credit of a sender that has not recorded yet, so that its messages stay in the outbox, which the record includes."""
+        """If a sender must first record its state, withdraw its credit, so that its messages stay in the outbox, which the record
+        includes."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
 
     def release(self, agent: str) -> None:
-        """Release a sender that has recorded, so that its messages for such links may leave with the batch."""
+        """Release a sender that has recorded its state, so that its held messages may leave with the batch."""
         for outlet in self.held.pop(agent):
             outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
             if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
@@ -163,7 +164,8 @@ class ChannelEnds:
                 outlet.peer.waiting.append(outlet)
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """Accept a peer's channel to an agent here. An agent that is not here, or not in that incarnation, receives no messages."""
+        """Accept a channel that a peer opens to an agent on this host. If the agent, or that incarnation of it, is not on this host,
+        messages are discarded."""
         owner = self._shared.agents.get(command.receiver)
         if owner is not None and owner.incarnation != command.receiver_incarnation:
             owner = None
@@ -179,7 +181,7 @@ class ChannelEnds:
         peer.inlets[command.channel] = inlet
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
-        """Make a receiving end without an owner. Arriving messages are discarded, unless the receiver is being created."""
+        """Create a receiving end without an owner. Messages that arrive on it are discarded, unless the receiver is being created."""
         inlet = AgentInlet(
             channel=command.channel,
             sender=command.sender,
@@ -201,7 +203,7 @@ class ChannelEnds:
         self._shared.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
-        """Repeat queries that the coordinator may not have received."""
+        """Resend queries that the coordinator may not have received."""
         for request, agents in self.locating.items():
             self._shared.out.append(msg.LocateAgents(request, agents))
 
@@ -221,7 +223,7 @@ class ChannelEnds:
                     self._settle(agent, outlet, is_found=name in shared.routes)
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Open outlets that waited for the addresses of these hosts."""
+        """Open the outlets that waited for these hosts' addresses."""
         for agent in list(self._shared.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self._shared.routes.get(outlet.receiver)
@@ -230,7 +232,7 @@ class ChannelEnds:
                     self._outlets.unpark(outlet)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        """Send or dead-letter messages parked for a receiver whose location is now known."""
+        """Handle the coordinator's reply about a receiver: send the parked messages if it was found, otherwise dead-letter them."""
         if is_found:
             self.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)
@@ -246,10 +248,10 @@ class ChannelEnds:
     # ---- departed agents -----------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """Close the channels of an agent that no undecided epoch contains any more; no other agent needs these channels.
+        """Close the channels of an agent that has left and that no undecided epoch contains any more. No other agent needs these channels.
 
-        Other hosts drop their ends on `ChannelClosed`, after all messages in transit. Numbers of channels that were not used since a plan
-        restored them stay until the next plan, since no link item refers to these channels.
+        Other hosts drop their ends on receipt of `ChannelClosed`, which follows all messages in transit. If a restored channel has not been
+        used under this plan, its numbers stay there until the next plan, since no link item can refer to it.
         """
         agents = self._shared.agents
         for receiver, outlet in gone.outlets.items():
@@ -267,7 +269,7 @@ class ChannelEnds:
                 self.end_inlet(awaited)
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End the inlet of a departed sender. Its numbers are dropped once its last message is consumed."""
+        """End the inlet of a departed sender. The inlet is removed once its last message is consumed."""
         if inlet is None or inlet.owner is None:
             return
         if inlet.consumed < inlet.arrived:
@@ -276,14 +278,14 @@ class ChannelEnds:
             del inlet.owner.inlets[inlet.sender]
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """Close a channel whose receiver has left its host."""
+        """Close a channel whose receiver has left."""
         outlet = peer.outlets.get(channel)
         if outlet is not None:
             self._end_outlet(outlet)
             self._close_outlet(outlet)
 
     def _end_outlet(self, outlet: AgentOutlet | None) -> None:
-        """End the outlet to a departed receiver: waiting and future messages to it are dead-lettered."""
+        """End the outlet to a departed receiver, so that waiting and future messages to it are dead-lettered."""
         if outlet is None:
             return
         owner, receiver = outlet.owner, outlet.receiver
@@ -311,7 +313,8 @@ def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
 
 
 class Outlets:
-    """Outlets of the agents on this host. A waiting message has no number and no mark yet; the message is part of its sender's state."""
+    """Sends messages of the agents on this host, and parks those that cannot leave yet. A parked message has no sequence number and no mark
+    yet, and is part of its sender's state."""
 
     _mode: HostMode
     _membership: AgentRetirement
@@ -323,14 +326,14 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
-        """Connect this part to the parts above it. Functions on the hot path are bound once."""
+        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send a turn's messages together, and park those whose channel has no credit or whose link has no room.
+        """Send all messages of a turn. Park each message whose channel has no credit or whose link has no room.
 
-        Meanwhile the agent counts as busy, since a record between the messages would split the turn.
+        The agent must count as busy during this, since a record between the messages would split the turn.
         """
         assert agent.stage is not IDLE
         outlets = agent.outlets
@@ -354,7 +357,7 @@ class Outlets:
                 self._depart(outlet, peer, payload)
 
     def _depart(self, outlet: AgentOutlet, peer: Peer, payload: bytes) -> None:
-        """Give a message its number and its mark in one step; at this moment the message leaves its sender."""
+        """Send a message: give it its sequence number and its mark at the same time. At this moment the message leaves its sender."""
         outlet.number += 1
         mark = self._mark(outlet, payload)
         shared = self._shared
@@ -372,7 +375,7 @@ class Outlets:
         peer.out_marks.append(mark)
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send parked messages as far as credit and room allow."""
+        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
         peer = outlet.peer
         owner = outlet.owner
         queue = outlet.queue
@@ -389,12 +392,13 @@ class Outlets:
         self.shrank(owner)
 
     def unpark_all(self, agent: LocalAgent) -> None:
-        """Release all parked messages of an agent that may send again."""
+        """Send the parked messages of an agent that may send again, as far as possible."""
         for outlet in list(agent.outlets.values()):
             self.unpark(outlet)
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Resume turns that waited for the agent's outbox to shrink."""
+        """Resume what has waited for the agent's outbox to shrink: deferred entries, a durable turn, a checkpoint, or the agent's
+        departure."""
         if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)
         elif owner.turn is not None and not owner.is_crowded:

@@ -1,26 +1,28 @@
-"""Writes checkpoints of single agents to the store, and sends reports about them to the coordinator.
+"""Writes checkpoints that agents take independently or in rounds to the store, and reports them to the coordinator.
 
-Images of agents that checkpoint on their own or for a round are taken on the event loop, between turns; packs are written in a worker
-thread, one at a time. One pack holds all checkpoints since the previous pack, of many agents or several of one (a protocol may force a
-checkpoint at every message), so that they share one disk sync. A busy disk thus leads to larger packs, not to a longer queue. Each
-checkpoint carries the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So
-messages become durable together with a state that will not send them again.
+Images of agents are taken on the event loop, between turns. Packs are written in a worker thread, one at a time. One pack contains all
+checkpoints taken since the previous pack, so that they share one disk sync. They may be from many agents, or several from one agent, since
+a protocol may force a checkpoint for every message. A busy disk thus leads to larger packs, not to more packs in the queue. Each checkpoint
+contains the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So a message becomes
+durable together with a state that will not send it again.
 
-A failed pack is retried until it is written: later checkpoints would be useless without its logs. Reports are repeated on every new stream until the
-coordinator has acknowledged them.
+A failed pack is retried until it is written, since later checkpoints would be useless without its logs. Reports are repeated on each new
+stream until the coordinator has acknowledged them.
 
-*Backpressure.* With a slow or unavailable store the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX the
-writer reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Other checkpoints are
-still taken, since the protocol, a freeze or a round needs them. So such checkpoints, and one basic checkpoint of each agent, may exceed the
-limits. Sender logs grow meanwhile, in the agents or in this queue. Above twice the limits the queue is *full*: the host core pauses the
-agents until the queue is down to half of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting
-checkpoints, and one when the store accepts them again.
+*Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
+WAITING_BYTES_MAX the writer reports a busy store to the host core, which defers basic checkpoints until the queue has shrunk to half of
+these limits. Other checkpoints are still taken, since the protocol, a freeze or a round needs them. So these checkpoints, and one basic
+checkpoint of each agent, may exceed the limits. While checkpoints are deferred or wait, sender logs grow in the agents or in this queue.
+Above twice the limits the queue is *full*, and the host core pauses the agents until the queue has shrunk to half of the limits
+(`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and one line when the store accepts checkpoints
+again.
 
-*Reused chunks.* An agent's next checkpoint may refer to chunks already in the store instead of writing them again. For each epoch that this
-host has written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only its chunks are
-reused, since only these are certain to stay until the new epoch is decided (`storage/packs/checkpoint_packs.py`). A plan drops all tables;
-the epoch of its recovery line becomes the base. Only coordinated epochs have a base. Other checkpoints are in packs that are deleted as the
-recovery line advances, so each pack contains all its chunks.
+*Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. For each epoch
+that this host has written, and that may still become complete, each agent has a table of its chunks. The newest complete epoch is the
+*base*. Only its chunks are reused, since no other chunks are certain to remain until the new epoch is complete or aborted
+(`storage/packs/checkpoint_packs.py`). A plan discards all tables, and the epoch of its recovery line becomes the base. Only coordinated
+epochs have a base. Other checkpoints are in packs that are deleted as the recovery line advances, so each of these packs contains all its
+chunks.
 """
 
 import asyncio
@@ -41,15 +43,16 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StateP
 from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
-"""Number of bytes counted for one channel in a pack: name and number in the file, and three columns of the report."""
+"""Number of bytes that one channel counts towards a pack's size: name and number in the file, and three columns of the report."""
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, and the core's command that requested it. Code that drops the checkpoint releases the image.
+    """An agent's image, with the core's command that requested it. Code that discards the checkpoint must release the image.
 
     Attributes:
-        size_bytes: approximate size in a pack: state, log, pending outputs, a sealed journal, and both channel tables. It is measured once, so that
-            additions to a queue's size match removals. The later skeleton of a forked capture is not counted.
+        size_bytes: approximate size in a pack, including state, sender log, pending outputs, sealed journal, and both channel tables. It is
+            measured once, so that the same size is added to and subtracted from the queue's size. It excludes the skeleton of a forked
+            capture, which is encoded later.
     """
 
     known: AgentType
@@ -72,16 +75,15 @@ class TakenCheckpoint(msgspec.Struct):
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
-    """Write checkpoints as one checkpoint pack, which is durable on return, and return the report.
+    """Write checkpoints as one checkpoint pack, and return the report about them. When the function returns, the pack is durable.
 
-    Checkpoints of one agent are in the order in which the agent took them, since each lists changes since the previous one.
-
-    The caller sets `host_start` and `sequence` of the report.
+    An agent's checkpoints must be in the order in which the agent took them, since each checkpoint lists changes since the agent's previous
+    checkpoint. The caller must set `host_start` and `sequence` of the report.
 
     Raises:
-        EncodingError: a state cannot be restored from its image; the message names the agent.
-        StoreError: the store cannot be written; nothing refers to partial data.
-        UsageError: a checkpoint occurs twice, or the checkpoints belong to two rounds.
+        EncodingError: If a state could not be restored from its image. The message names the agent.
+        StoreError: If the store cannot be written. No other data in the store refers to partially written data.
+        UsageError: If a checkpoint occurs twice, or the checkpoints belong to two rounds.
     """
     rounds = {capture.command.round for capture in captures} - {0}
     if len(rounds) > 1:
@@ -94,16 +96,16 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
-    """Split an image into chunks without a base. Such a pack contains all chunks of its checkpoints, since no manifest names further packs
-    for them."""
+    """Split an image into chunks without reusing any. The pack must contain all chunks of its checkpoints, since no manifest refers to
+    further packs for them."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Return a mapping from agent to its first checkpoint that can never be written, and the reason. The state of such a checkpoint cannot
-    be restored from its image."""
+    """Return a mapping from agents to their first checkpoint that can never be written, with the reason. The state of such a checkpoint
+    could not be restored from its image."""
     failed: dict[str, tuple[int, str]] = {}
     for capture in captures:
         command = capture.command
@@ -137,7 +139,7 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 
 
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
-    """Return a report with one entry for each checkpoint, and for each channel whose number has changed since the agent's previous
+    """Return a report with one entry for each checkpoint, and one for each channel whose number has changed since the agent's previous
     checkpoint."""
     commands = [capture.command for capture in captures]
     places = NameIndex()
@@ -164,36 +166,38 @@ def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: 
 
 
 GATHER_S = 0.005
-"""Time to gather a pack: agents whose checkpoints are due together share one pack and its fsyncs."""
+"""Time for which checkpoints are gathered into a pack, so that agents whose checkpoints are due at the same time share one pack and its
+fsyncs."""
 
 PACK_CHECKPOINTS_MAX = 4096
-"""Largest number of checkpoints in one pack. Writing this number of small checkpoints takes 0.13 s, of which fsyncs take 5 ms, so larger
-packs would not be faster. A crash would lose more with larger packs, since a pack becomes durable as a whole."""
+"""Largest number of checkpoints in one pack. Writing this many small checkpoints takes 0.13 s, of which the fsyncs take only 5 ms, so
+larger packs would not be faster. With larger packs a crash would lose more, since a pack becomes durable as a whole."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Largest size of states and logs in one pack, unless one checkpoint is larger. A disk writes this size in a fraction of a second. A pack
-is encoded in memory, and the coordinator reads a pack's part of a recovery line in one piece. The pack's report, by `CHANNEL_BYTES`, stays
-below the message limit of 16 MiB."""
+"""Largest total size of states and logs in one pack, unless a single checkpoint is larger. A disk writes this amount in a fraction of a
+second. The limit is needed since a pack is encoded in memory, and the coordinator reads a pack's part of a recovery line in one piece.
+Since `CHANNEL_BYTES` are counted for each channel, the pack's report stays below the message limit of 16 MiB."""
 
 RETRY_S, RETRY_S_MAX = 1.0, 8.0
-"""Time from a failure to the next attempt, doubled each time up to the maximum. Each attempt writes the whole pack again, and a full disk
-does not empty faster through attempts. A recovery that waits for checkpoints should not wait much longer than the store is unavailable."""
+"""Time from a failure to the next attempt, which doubles with each failure up to the maximum. Attempts should be rare, since each writes
+the whole pack again. But a recovery that waits for checkpoints should not wait much longer than the store is unavailable."""
 
 WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
 WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
-"""Largest number and size of checkpoints that wait or are being written; above either limit the store counts as busy. Both are those of
-four packs: with a fast enough disk one pack is being written and one gathered. A host can spare 128 MiB."""
+"""Largest number and total size of checkpoints that wait or are being written. Above either limit the store counts as busy. Both limits
+correspond to four packs. With a fast disk two packs are enough: one is being written while the next is gathered. A host can spare 128
+MiB."""
 
 log = logging.getLogger("snapline.host")
 
 Worker = Callable[..., None]
 
 _Outcome = CheckpointsStored | str | dict[str, tuple[int, str]]
-"""The report; the reason why the pack could not be written now; or agent → its first checkpoint that can never be written, and the reason."""
+"""Outcome of writing a pack: the report, or the reason why the pack could not be written now, or the result of `unwritable`."""
 
 
 class Timer(Protocol):
-    """A scheduled call."""
+    """A scheduled function call."""
 
     def cancel(self) -> None:
         """Cancel the call."""
@@ -204,14 +208,14 @@ def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
 
 
 class CheckpointWriter:
-    """Writer of a host's checkpoints. Everything but the writing itself runs on the event loop.
+    """Writes a host's checkpoints. All methods run on the event loop, and only the writing itself runs in a worker thread.
 
-    `in_worker(function, *arguments, then=…)` runs blocking work. `send` sends to the coordinator, and `feed` passes events to the host
-    core. `call_later(delay_s, function)` is the event loop's method.
+    `in_worker(function, *arguments, then=…)` runs blocking work in a worker thread. `send` sends a message to the coordinator, and `feed`
+    passes an event to the host core. `call_later(delay_s, function)` is the event loop's method.
 
     Attributes:
-        unknown: sequence → report that the coordinator has not acknowledged.
-        size_bytes: size of the checkpoints that wait or are being written.
+        unknown: reports that the coordinator has not acknowledged, by sequence number.
+        size_bytes: total size of the checkpoints that wait or are being written.
     """
 
     def __init__(
@@ -238,16 +242,16 @@ class CheckpointWriter:
         self._failures = 0
         self._retry_s = 0.0
         self._reported = (False, "", False)
-        """Last report to the host core: whether the store is busy, its problem, and whether the queue is full."""
+        """Last status reported to the host core: whether the store is busy, the store's problem, and whether the queue is full."""
         self._timer: Timer | None = None
         self.unknown: dict[int, CheckpointsStored] = {}
         self._has_welcome = False
-        """Whether the coordinator has sent Welcome on this stream. No report is sent before: its acknowledgement would also cover older
-        reports that were lost with the previous stream and are repeated at the Welcome."""
+        """Whether the coordinator has sent Welcome on this stream. No report is sent before the Welcome, since its acknowledgement would
+        also cover older reports that were lost with the previous stream. Those are repeated at the Welcome."""
         self._frozen: AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
-        """Begin a plan, and discard checkpoints of the previous plan."""
+        """Start a plan, and discard the previous plan's checkpoints."""
         if host_start != self._host_start:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
@@ -255,20 +259,21 @@ class CheckpointWriter:
         self._waiting = []
         self.unknown.clear()
         self._frozen = None
-        # At the start of a plan the writer and the core assume a healthy store. Checkpoints being written no longer
+        # At the start of a plan the writer and the core assume that the store works. Checkpoints that are still being written no longer
         # count.
         self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
         self._reported = (False, "", False)
 
     def add(self, taken: TakenCheckpoint) -> None:
-        """Add a captured checkpoint."""
+        """Queue a captured checkpoint for writing."""
         self._waiting.append(taken)
         self.size_bytes += taken.size_bytes
         self._write_soon(GATHER_S)
         self._report_store_status()
 
     def drop_round(self, round_: int) -> None:
-        """Discard waiting checkpoints of an aborted round. The coordinator deletes those that are already being written."""
+        """Discard waiting checkpoints of an aborted round. The coordinator deletes the round's checkpoints that are already being
+        written."""
         dropped = [checkpoint for checkpoint in self._waiting if checkpoint.command.round == round_]
         if not dropped:
             return
@@ -279,14 +284,14 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
-        """Report the freeze when all checkpoints taken so far are durable and reported."""
+        """Report to the coordinator that all agents are frozen, once all checkpoints taken so far are durable and reported."""
         self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
         self._send_frozen_report()
 
     def known(self, sequence: int) -> None:
-        """Drop the reports up to this sequence number, which the coordinator has acknowledged."""
+        """Discard the reports up to this sequence number, since the coordinator has acknowledged them."""
         for number in [number for number in self.unknown if number <= sequence]:
             del self.unknown[number]
 
@@ -295,7 +300,7 @@ class CheckpointWriter:
         self._has_welcome = False
 
     def repeat(self) -> None:
-        """Repeat, at the coordinator's Welcome, the reports that the coordinator may not have received."""
+        """Resend, after the coordinator's Welcome, all reports that the coordinator may not have received."""
         self._has_welcome = True
         for message in self.unknown.values():
             self._send(message)
@@ -326,11 +331,11 @@ class CheckpointWriter:
         self._in_worker(write, then=lambda outcome: self._written(batch, plan, host_start, outcome))
 
     def _next_batch(self) -> list[TakenCheckpoint]:
-        """Take the oldest waiting checkpoints that fit into one pack. A pack has checkpoints of one round only, since an aborted round deletes its
-        packs.
+        """Remove and return the oldest waiting checkpoints that fit into one pack. A pack contains checkpoints of only one round, since an
+        aborted round's packs are deleted.
 
-        The order is kept, since a checkpoint is useless without the logs of earlier ones. No checkpoint is put into a pack twice, since
-        such a pack would always be refused.
+        The order is kept, since a checkpoint is useless without earlier checkpoints' logs. A pack contains no checkpoint twice, since such
+        a pack would always be rejected.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
@@ -370,7 +375,7 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
-        """Queue the batch again, since the store cannot be written now."""
+        """Return the batch to the queue, since the store is currently not writable."""
         if not self._failures:
             log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
@@ -387,8 +392,8 @@ class CheckpointWriter:
         _release(batch)
 
     def _report_store_status(self, problem: str = "") -> None:
-        """Report the store's status to the host core if it has changed. If no new problem occurs, the known problem is reported as long as
-        it may persist."""
+        """Report the store's status to the host core if the status has changed. Without a new `problem`, the known problem is still
+        reported until a write succeeds."""
         was_busy, known, was_full = self._reported
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
@@ -402,9 +407,9 @@ class CheckpointWriter:
             self._feed(ev.StoreStatusChanged(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """Give up checkpoints whose states cannot be saved: their agents fail, and all other checkpoints are written.
+        """Discard checkpoints whose states cannot be saved. Their agents fail, and all other checkpoints are written.
 
-        Earlier checkpoints of such an agent are still useful; later ones depend on a lost log.
+        Earlier checkpoints of such an agent are still written, but later checkpoints are discarded too, since they depend on the lost log.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}
@@ -435,21 +440,21 @@ class CheckpointWriter:
 
 
 def _release(dropped: list[TakenCheckpoint]) -> None:
-    """Release checkpoints that are durable or discarded, so that the memory of their images can be reused."""
+    """Release the images of checkpoints that are durable or discarded, so that their memory can be reused."""
     for checkpoint in dropped:
         checkpoint.image.release()
 
 
 Tables = Mapping[str, ChunkTable]
-"""Chunk tables by agent."""
+"""Mapping from agents to their chunk tables."""
 
 TABLES_MAX = 16
-"""Largest number of epochs whose tables are kept, which is more than may be open at once. Tables of an epoch whose end was never received
-are dropped in favour of later ones."""
+"""Largest number of epochs whose tables are kept, which is more than the number of epochs that may be open. If there are more, for example
+because the end of an epoch was never received, the oldest tables are discarded."""
 
 
 class ChunkTables:
-    """Chunk tables of one host.
+    """Chunk tables of one host, which determine the chunks that the next checkpoints may reuse.
 
     Attributes:
         base_epoch: newest complete epoch, or 0 if none is known.
@@ -461,29 +466,29 @@ class ChunkTables:
         self._open: dict[int, Tables] = {}
 
     def base_of(self, agent: str) -> ChunkTable | None:
-        """Return the chunks that a new checkpoint of `agent` may refer to; None if there are none."""
+        """Return the chunks that a new checkpoint of `agent` may refer to, or None if there are none."""
         return self._base.get(agent)
 
     def written(self, epoch: int, tables: Tables) -> None:
-        """Keep the tables of `epoch`, since this host's part of the epoch is durable."""
+        """Keep the tables of `epoch` once this host's part of the epoch is durable."""
         self._open[epoch] = tables
         while len(self._open) > TABLES_MAX:
             del self._open[min(self._open)]
 
     def ended(self, epoch: int, *, is_complete: bool) -> None:
-        """Handle the end of an epoch. If a complete epoch has no tables here, no chunks are reused, since the previous base may be deleted
-        from now on."""
+        """Handle the end of an epoch. If the epoch is complete but has no tables on this host, no chunks are reused, since the previous
+        base may now be deleted."""
         tables = self._open.pop(epoch, {})
         if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """Drop, as an epoch begins, a base that is newer than `newest`, the newest complete epoch. Such a base was found damaged
-        meanwhile."""
+        """Discard the base at the beginning of an epoch if it is newer than `newest`, the newest complete epoch. Such a base has been found
+        damaged."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 
     def loaded(self, epoch: int, tables: Tables) -> None:
-        """Begin a plan from the recovery line of `epoch`; 0: from the fleet's definition."""
+        """Start a plan from the recovery line of `epoch`, or from the fleet's definition if it is 0."""
         self.base_epoch, self._base = epoch, tables
         self._open.clear()

@@ -1,9 +1,9 @@
-"""A host's messages to the coordinator about itself, and a plan's placement of its agents.
+"""Builds a host's messages to the coordinator, and decodes a plan's placement of agents:
 
-- The definition of the host's fleet.
+- The definition of the fleet.
 - Heartbeats, with the agents that are blocked in a durable turn until an operator acts.
-- Times of its part of an epoch: the path of the agent that was the last one here to record its state.
-- Answers to checks of the store: the content of the coordinator's probe, and the fleet's `stop_when` for a complete cut.
+- Times of the host's part of an epoch, taken from the host's last agent to record its state.
+- Replies that need the store: the content of the coordinator's probe file, and the result of the fleet's `stop_when` for a complete cut.
 """
 
 import logging
@@ -27,16 +27,16 @@ from snapline.storage.log.log_record import LogName
 from snapline.storage.store.store import Store
 
 SHOWN_MAX = 8
-"""Largest number of agents that a heartbeat names: after an upgrade thousands may be blocked for one reason."""
+"""Largest number of blocked agents that a heartbeat names, since after an upgrade thousands may be blocked for the same reason."""
 
 REASON_CHARACTERS_MAX = 400
 
 CALLED_NS = 10_000_000_000
-"""Time after which an effect that is still in doubt is reported: before that, it is usually probed or called again."""
+"""Time after which an effect that is still in doubt is reported. Usually it is probed or called again before that."""
 
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
-    """Return all blocked agents, ordered by the duration of the blockage, the longest first."""
+    """Return all blocked agents, sorted by how long they have been blocked, with the longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
     blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
     return sorted(blocked, key=lambda each: (-each.elapsed_ns, each.agent))
@@ -59,7 +59,7 @@ def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgen
 
 
 def definition_of(fleet: Fleet) -> msg.FleetDefinition:
-    """Return the fleet's definition in the form that the coordinator needs."""
+    """Return the fleet's definition as the message that the coordinator needs."""
     return msg.FleetDefinition(
         name=fleet.name,
         protocol=fleet.protocol,
@@ -84,7 +84,7 @@ def heartbeat_of(
     busy: tuple[msg.OpenTurn, ...] = (),
     certificate_left_ns: int | None = None,
 ) -> msg.Heartbeat:
-    """Return the host's figures since its start, and its present state."""
+    """Return a heartbeat that contains the host's counts since its start, and its current state."""
     counts, standing = core.shared.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
     blocked = standing_agents(core.agents.values(), now_ns)
@@ -132,7 +132,7 @@ def heartbeat_of(
 
 
 def placed(plan: msg.Plan) -> ev.PlanReceived:
-    """Return the plan with its columns resolved: ids are interned, since there may be very many agents."""
+    """Convert a plan's columns to the event for the core. Ids are interned, since there may be very many agents."""
     agents = tuple(
         ev.Placement(
             intern(placed.agent), intern(placed.kind), plan.hosts[placed.host], placed.incarnation, placed.ordinal
@@ -146,12 +146,12 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:
-    """Return the report with its times, all by this host's monotonic clock.
+    """Return the report with its durations, all measured by this host's monotonic clock.
 
     Args:
-        heard_ns: arrival of the host's first message about the epoch.
-        closed_ns: time from which no message of the epoch could arrive.
-        durable_ns: time when the part became durable.
+        heard_ns: arrival time of the first message about the epoch.
+        closed_ns: time at which the host's part was closed, so that no message of the epoch could arrive any more.
+        durable_ns: time at which the host's part became durable.
     """
     last = max(captures.items(), key=_recorded_ns, default=None)
     recorded_ns = heard_ns if last is None else _recorded_ns(last)
@@ -170,14 +170,14 @@ def _recorded_ns(of: tuple[str, Capture]) -> int:
 
 
 NAMED_MAX = 10
-"""Largest number of open effects named in one line of the log and in the answer."""
+"""Largest number of open effects that a log line and the reply name."""
 
 log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
-    """Return the content of the coordinator's probe file, as this host reads it. If the file cannot be read, return the reason, and whether
-    the problem may be temporary."""
+    """Read the coordinator's probe file from this host's store, and return its content. If the file cannot be read, return the reason, and
+    whether the problem may be temporary."""
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
@@ -186,8 +186,9 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
-    """Read the cut of `epoch` and call the predicate; if `is_decided`, only check the cut for open effects, which must end first. If the
-    cut cannot be read, no answer is given; a predicate that raises gives an answer."""
+    """Call the fleet's `stop_when` with the cut of `epoch`, and return whether the fleet should end. If `is_decided`, do not call the
+    predicate, and only check whether open effects must end first. If the cut cannot be read, the fleet does not end. If the predicate
+    raises, the reply contains its error."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
@@ -207,11 +208,11 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
 
 
 def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
-    """Return whether the predicate holds, and its error, if any."""
+    """Return whether the predicate is true, and its error, or "" if it did not raise."""
     try:
         return bool(stop_when(cut)), ""
     except SnaplineError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's frame, after this one
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's frame, which follows this frame
         return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

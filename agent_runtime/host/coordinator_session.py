@@ -1,14 +1,14 @@
-"""A host's calls to the coordinator: the stream of directives and commands, the planned stop, and user checks.
+"""A host's calls to the coordinator: the stream of directives and messages, the planned stop, and the authentication of users.
 
-*Stream.* Directives come in as events, and commands for the coordinator go out. The host redials the stream as long as it lives, unless no
-coordinator has ever trusted its certificate. No message is buffered while the stream is down: at the next Welcome the host core repeats
-everything that the coordinator still needs.
+*Stream.* The host receives directives on a stream, and sends messages to the coordinator. It redials as long as it runs, unless no
+coordinator has ever trusted its certificate. No message is buffered while the stream is down. At the next Welcome the host core repeats all
+messages that the coordinator still needs.
 
-*Planned stop*, after a signal: the host waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit.
+*Planned stop.* After a signal, the host waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a time limit.
 
-*User checks.* The host has no tokens and keeps no audit log, so it asks the coordinator. For read-only calls, answers about tokens are
-cached for some seconds, since a user who watches an agent makes many calls. Before a call that changes something, the coordinator records
-the call and checks the token again, so a revoked token cannot change anything.
+*Authentication of users.* The host knows no tokens and keeps no audit log, so it asks the coordinator. For read-only calls, replies about
+tokens are cached for some seconds, since a user who watches an agent makes many calls. Before a call that changes something, the
+coordinator records the call and checks the token again, so a call with a revoked token cannot change anything.
 """
 
 import asyncio
@@ -46,23 +46,24 @@ from snapline.security.transport import (
 )
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
-"""Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from reconnecting all at once.
+"""Smallest and largest time between two attempts to dial. Attempts need a delay, since a failing call returns within a millisecond. Random
+jitter prevents all hosts from reconnecting at the same time.
 
-A host that never had a stream begins with the lower bound, since it was usually started together with its coordinator.
+A host that has never had a stream starts with the smallest time, since it was usually started together with its coordinator.
 """
 
 OUTGOING_MAX = 10_000
-"""Largest number of messages waiting for the stream's writer; more are dropped. The coordinator has then not read for a long time, and a keepalive
-ends the stream soon. The core repeats important messages at the next Welcome."""
+"""Largest number of messages that wait for the stream's writer. Above it, further messages are dropped. The coordinator has then not read
+for a long time, and the keepalive will end the stream soon. The core repeats important messages at the next Welcome."""
 
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
-"""Errors that reading and writing raise when the call has failed, and when the call had already ended."""
+"""Errors that reading and writing raise when the call has failed or has already ended."""
 
 
 class Session:
-    """Keeps one Attend stream alive. `received` is called on the event loop with each directive."""
+    """Keeps one Attend stream to the coordinator open. `received` is called on the event loop with each directive."""
 
     def __init__(
         self,
@@ -86,11 +87,11 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a stream."""
+        """Return whether there is currently a stream."""
         return self._outgoing is not None
 
     def send(self, message: HostMessage) -> None:
-        """Queue a message; while there is no stream, messages are dropped."""
+        """Queue a message for the stream. While there is no stream, messages are dropped."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:
             self._outgoing.put_nowait(message)
 
@@ -98,9 +99,9 @@ class Session:
         """Run the stream until cancelled.
 
         Raises:
-            AuthenticationError: the host and the coordinators have never trusted each other, even after the time that a certificate
-                rotation may take.
-            UsageError: no coordinator ever answered, and only one side uses TLS.
+            AuthenticationError: If the host and the coordinators have never trusted each other, and a certificate rotation cannot be the
+                reason any more.
+            UsageError: If no coordinator has ever answered, and only one side uses TLS.
         """
         warned = False
         while not self._is_closing:
@@ -126,7 +127,8 @@ class Session:
             self._retry_most_s = min(2 * self._retry_most_s, RETRY_MOST_S)
 
     def _turn_to_next(self, error: Exception) -> bool:
-        """Try the leader that a replica named, or the next one in turn; return whether a replica answered."""
+        """Choose the next replica to dial: the leader that a replica named, or the next replica in the list. Return whether a replica
+        answered."""
         metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
         if LEADER_KEY in metadata:
             self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
@@ -136,7 +138,8 @@ class Session:
         return LEADER_KEY in metadata
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """Return a sentence on why no coordinator is reached; AuthenticationError or UsageError: the reason is permanent."""
+        """Return a sentence that says why no coordinator can be reached. Raise AuthenticationError or UsageError if the reason is
+        permanent."""
         reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=reason is not None)
@@ -164,7 +167,7 @@ class Session:
             self._outgoing = None
             writer.cancel()
             call.cancel()
-            # Not `await writer` under `suppress`: that would also swallow a cancellation of this task.
+            # `await writer` in a `suppress` block would also suppress a cancellation of this task.
             await asyncio.wait({writer})
             if not writer.cancelled():
                 writer.exception()
@@ -174,17 +177,17 @@ class Session:
         self._retry_most_s = RETRY_MOST_S
         try:
             directive = decode_directive(data)
-        except ProtocolError as error:  # a message of a later version
+        except ProtocolError as error:  # a message from a later version
             self._warn(f"the coordinator has said what is not understood here: {error}")
         else:
             self._received(directive)
 
     def expect_end(self) -> None:
-        """Record that the host is ending. The end of the stream is then not reported, and no other stream is opened."""
+        """Record that the host is ending, so that the end of the stream is not reported, and no other stream is opened."""
         self._is_closing = True
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
-        """Send a Leave message, and wait a moment for it to be sent."""
+        """Send a Leave message, and wait up to `wait_s` until it has been written to the stream."""
         self._is_closing = True
         if self._outgoing is not None:
             self.send(Leave(reason))
@@ -208,7 +211,7 @@ async def _directives(call: _Call) -> AsyncIterator[bytes]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether the certificate was accepted but does not belong to a host; a retry would fail too."""
+    """Return whether the coordinator denied the call because the certificate does not belong to a host. A retry would fail too."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -218,13 +221,13 @@ def _reason(error: Exception) -> str:
 
 
 NO_COORDINATOR_S = 5.0
-"""Longest wait for a stream to a coordinator. An election or a restart takes one or two seconds."""
+"""Longest wait for a stream to a coordinator during a planned stop. An election or a restart takes one or two seconds."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostStop:
-    """Planned stop of one process. `finish` ends the process with an exit code; `has_agents` returns whether there are agents whose work
+    """Planned stop of a host process. `finish` ends the process with an exit code. `has_agents` returns whether there are agents whose work
     could be lost."""
 
     def __init__(
@@ -241,7 +244,7 @@ class HostStop:
         self._is_over = False
 
     def asked(self, number: signal.Signals) -> None:
-        """Handle a stop signal: end after a last snapshot or after the time limit. A second signal ends the host at once."""
+        """Handle a stop signal: end after a last snapshot, or when the time limit has passed. A second signal ends the host immediately."""
         loop = asyncio.get_running_loop()
         if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
             return
@@ -257,12 +260,12 @@ class HostStop:
         loop.call_later(NO_COORDINATOR_S, self._leave_without_coordinator)
 
     def welcomed(self) -> None:
-        """Repeat the request to leave on every new stream."""
+        """Repeat the request to leave on a new stream."""
         if self._asked_s is not None:
             self._session.send(WantLeave(self._reason))
 
     def directive_received(self, directive: Directive) -> None:
-        """Check whether a directive of the coordinator allows the host to leave."""
+        """End the host if a directive from the coordinator allows it to leave."""
         if isinstance(directive, EndEpoch) and directive.is_complete:
             self._newest_complete = max(self._newest_complete, directive.epoch)
         elif isinstance(directive, MayLeave) and self._asked_s is not None:
@@ -291,20 +294,20 @@ class HostStop:
 
 
 TOKEN_CACHE_S = 5.0
-"""Time in seconds for which a revoked token may still read."""
+"""Time for which a host accepts a cached reply about a token. A revoked token may still be used for reading during this time."""
 
 CACHED_TOKENS_MAX = 256
-"""Largest number of cached tokens, as many as a fleet may have; invalid tokens count too."""
+"""Largest number of cached tokens, including invalid tokens. A fleet may have this many tokens."""
 
 COORDINATOR_REQUESTS_MAX = 4
-"""Largest number of concurrent requests to the coordinator. A caller that tries many tokens has to wait."""
+"""Largest number of concurrent requests to the coordinator about tokens. So a caller that tries many tokens must wait."""
 
 ASK_S = 5.0
-"""Time to wait for the coordinator's answer; an election takes one or two seconds."""
+"""Longest wait for the coordinator's reply. An election takes one or two seconds."""
 
 
 class CoordinatorUsers:
-    """Users known to a host from the coordinator's answers."""
+    """Authenticates users on a host by asking the coordinator."""
 
     def __init__(self, address: str, security: Security) -> None:
         self._address = address
@@ -316,7 +319,7 @@ class CoordinatorUsers:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the bearer of this token; see `rpc_authorization.People`."""
+        """Return the identity of the token's holder, or None if the token is invalid, as `rpc_authorization.People` requires."""
         async with self._asking:
             until_s, identity = self._known.get(digest, (0.0, None))
             if time.monotonic() < until_s:
@@ -330,7 +333,7 @@ class CoordinatorUsers:
         return identity
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Ask the coordinator to record a call; see `rpc_authorization.People`."""
+        """Ask the coordinator to record a call in its audit log, as `rpc_authorization.People` requires."""
         proof = {"digest": caller.digest, "certificate": caller.certificate}
         await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
@@ -338,14 +341,14 @@ class CoordinatorUsers:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
 
     async def close(self) -> None:
-        """Close the clients, since the host ends."""
+        """Close all clients when the host ends."""
         for task in self._closing:
             task.cancel()
         if self._client is not None:
             await self._client.close()
 
     def _connected(self) -> CoordinatorClient:
-        """Return a client with the newest certificate."""
+        """Return a client that uses the newest certificate."""
         if self._client is not None and self._generation != self._security.generation:
             task = asyncio.create_task(_close_later(self._client))
             self._closing.add(task)
@@ -358,7 +361,7 @@ class CoordinatorUsers:
 
 
 async def _close_later(client: CoordinatorClient) -> None:
-    """Close the client when its running calls have ended."""
+    """Close a client after `ASK_S`, when its running calls have ended."""
     try:
         await asyncio.sleep(ASK_S)
     finally:

@@ -1,46 +1,48 @@
-"""Core of a host: many agents, their mailboxes and channels, and their part in epochs and recoveries. This module does no I/O.
+"""Core of a host: runs agents' turns, delivers their messages, and takes part in epochs and recoveries. This module does no I/O.
 
 Theory of operation
 -------------------
-Model: agents are single-threaded and their turns are atomic. Links between hosts deliver each item once and in order (`channels/link.py`). Hosts
-crash and may come back; the agents of a host crash with it.
+Model: agents are single-threaded, and their turns are atomic. Links between hosts deliver each item once and in order (`channels/link.py`).
+Hosts crash together with their agents, and may restart.
 
-Life of a message. A turn ends with a list of sends. Each is put into the *outlet* of its channel, and leaves when the channel has credit and the link
-has room. Only then is it numbered, and stamped with its agent's recorded epoch. Until then the message is *parked*: it is part of the outbox, and so
-of the sender's state, and is sent as new after a restore. At the receiver the message goes through the protocol into the mailbox, and becomes a turn.
-It counts as received when that turn has ended. Messages between agents of one host take the same path, without a frame.
+Life of a message. When a turn ends, each message that it sent is put into the *outlet* of its channel. The message leaves when the channel
+has credit and the link has room. Only then does it get a sequence number, and a stamp with the sender's recorded epoch. Until then the
+message is *parked*: it is part of the outbox, and so of the sender's state, and is sent as a new message after a restore. At the receiver,
+the protocol processes the message, which then waits in the mailbox for its turn. The message counts as received when that turn has ended.
+Messages between agents on the same host take the same path, but without a frame.
 
-Life of an epoch (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The coordinator's directive, a marker, or a message stamped
-with the epoch makes it known here, whichever comes first. From then on every agent owes a record, and takes it before its next turn. When all agents
-have recorded, one marker item goes on each link: everything with an older stamp precedes it on that link. When the marker items of all linked hosts
-have arrived as well, nothing of this epoch can arrive any more. The host's part is then closed, and written to the store in the background.
+Life of an epoch (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the coordinator's
+directive, a marker, or a message with the epoch's stamp, whichever arrives first. From then on, each agent must record its state before its
+next turn. When all agents have recorded, the host sends one marker item on each link. All items with an older stamp precede the marker item
+on that link. When the marker items of all linked hosts have arrived, nothing that belongs to this epoch can arrive any more. The host's
+part of the epoch is then complete, and is written to the store in the background.
 
-Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other
-agents. The agent's checkpoint contains the number of the last consumed input, and each plan delivers later inputs again.
+Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like other agents' messages.
+The agent's checkpoint contains the number of the last consumed input, and each plan redelivers all later inputs.
 
-Life of an output (`host_outputs.py`). An output is numbered and kept in its agent's state until an epoch that contains it is released. An
-effect (`host_effects.py`) is called once its intent was released in this way.
+Life of an output (`host_outputs.py`). An output is numbered, and kept in its agent's state until a complete epoch contains it. Then it is
+released. An effect (`host_effects.py`) is called once its intent has been released in this way.
 
-Life of a plan. A plan ends the history of every agent here: mailboxes, links and turns are dropped. Agents, channel numbers and in-transit messages
-are restored from the recovery line. Links carry the plan's number in their LinkHello, so no frame of an older plan is accepted (G9).
+Life of a plan. A plan discards all agents, mailboxes, links and turns on the host. Agents, sequence numbers and messages in transit are
+restored from the recovery line. Each link's LinkHello contains the plan's number, so no frame from an older plan is accepted (G9).
 
-Invariants (`validate`): the arrived but not consumed messages of a channel are exactly those waiting or in the running turn; an agent that may start
-a turn has an empty mailbox; a parked message has no number.
+Invariants (`validate`): each message that has arrived on a channel but has not been consumed is either waiting or in the running turn. An
+agent that may start a turn has an empty mailbox. A parked message has no sequence number.
 
-The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback),
-`links.py`, `channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption,
-timers), `host_log.py` (what must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and
-to outside), `views.py` (an agent's state), `membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside),
-`durable_turns.py` (turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each part is made with the parts below
-it, and then connected to the parts above it.
+The parts share the state in `host_state.py`. They are, from bottom to top: `failures.py` (dead letters, failed agents, rollback requests),
+`links.py`, `channel_ends.py` (both ends of channels, sending and parking), `mailboxes.py` (arrival, the next turn, consumption, timers),
+`host_log.py` (records that must be durable before they take effect, including results of durable turns), `host_inputs.py`,
+`host_outputs.py`, `views.py` (views of agents), `membership.py` (creation and departure of agents), `host_effects.py`, `durable_turns.py`,
+`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each part is constructed with the parts below it, and then connected to the
+parts above it.
 
-Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
+Guarantees: the core carries G1 and G2 (together with `protocols/epoch_stamped.py`), and G3 and G9 for its agents.
 
 The caller's duties:
-1. Carry out commands in order, before the next event.
-2. Run one turn for each StartTurn, and answer it with TurnEnded or TurnFailed.
-3. Take a CaptureState's image at once: the state must not change between the command and the image.
-4. Send BatchEnded when there are no more turns to run right now.
+1. Execute commands in order, before the next event.
+2. Run one turn for each StartTurn, and report its end with TurnEnded or TurnFailed.
+3. Take the image for a CaptureState immediately, so that the state does not change between the command and the image.
+4. Send BatchEnded whenever there are no more turns to run at the moment.
 """
 
 from collections.abc import Callable
@@ -73,14 +75,14 @@ MANUAL_TRIGGER: Policy = Manual()
 
 
 class HostCore:
-    """Core of one host. `handle` is the only entry.
+    """Core of one host. All events enter through `handle`.
 
     Attributes:
-        shared: state shared by the parts; other code may only read it.
-        mode: decisions of the fleet's protocol.
+        shared: state that the parts share. Other code may only read it.
+        mode: part that makes the decisions of the fleet's checkpointing protocol.
         links: links to other hosts.
-        log: log of inputs and steps.
-        agents, peers: see `HostState`.
+        log: host log of inputs and steps.
+        agents, peers: agents on this host and its peer hosts, as in `HostState`.
     """
 
     def __init__(
@@ -92,12 +94,12 @@ class HostCore:
         trace_every: int = 0,
         is_watched: bool = False,
     ) -> None:
-        """Wire the parts: each part gets the parts below it, then the parts above it.
+        """Construct each part with the parts below it, and then connect it to the parts above it.
 
         Args:
-            protocol, policy: checkpointing protocol of the fleet, and policy by which its agents checkpoint on their own.
-            trace_every: trace every N-th message of each channel; 0 = none.
-            is_watched: an observer needs `LoggedMessageSent` commands.
+            protocol, policy: checkpointing protocol of the fleet, and policy by which its agents checkpoint independently.
+            trace_every: interval of traced messages: every N-th message of each channel, or none if it is 0.
+            is_watched: whether an observer needs `LoggedMessageSent` commands.
         """
         self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
         self.agents, self.peers = shared.agents, shared.peers
@@ -152,7 +154,7 @@ class HostCore:
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
-        """Return the handlers of events. Events that the mode does not use have no effect."""
+        """Return a mapping from event types to handlers. Events that the mode does not use are ignored."""
         return {
             **dict.fromkeys(ev.MODE_EVENTS, _ignore),
             **self.mode.handlers(),
@@ -192,7 +194,7 @@ class HostCore:
         }
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.HostOutput]:
-        """Handle one event. Return the commands to carry out, in order."""
+        """Handle one event, and return the commands to execute, in order."""
         shared = self.shared
         shared.now = now_ns
         out: list[ev.HostOutput] = []
@@ -201,8 +203,8 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        """End an epoch. The directive is repeated when the epoch's outputs are released. For a plan's recovery line it is also repeated
-        when the plan's agents are here."""
+        """End an epoch. The coordinator repeats this directive when the epoch's outputs are released. For the epoch of a plan's recovery
+        line, it also repeats the directive when the plan's agents have been loaded."""
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._epoch_request.reset()
@@ -222,22 +224,22 @@ class HostCore:
 
     @property
     def plan(self) -> int:
-        """Number of the plan that is applied or being applied; 0 before the first plan."""
+        """Number of the plan that is applied or being applied, or 0 before the first plan."""
         return self.shared.plan
 
     @property
     def start(self) -> int:
-        """Number of this run of the host; 0 before the first Welcome."""
+        """Number of this run of the host, or 0 before the first Welcome."""
         return self.shared.start
 
     @property
     def is_loaded(self) -> bool:
-        """Return whether the plan's agents are here."""
+        """Return whether the plan's agents have been loaded."""
         return self.shared.is_loaded
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Time at which the adapter must feed the next TimerFired, or None."""
+        """Time at which the adapter must send the next TimerFired, or None if no timer is pending."""
         times_ns = [
             *self._timers.wakeups_ns(),
             *self._plans.wakeups_ns(),
@@ -249,18 +251,18 @@ class HostCore:
 
     @property
     def has_batch(self) -> bool:
-        """Return whether BatchEnded would change anything."""
+        """Return whether BatchEnded would have any effect."""
         return self.links.has_batch
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return the refusal of this peer's stream; None if the stream may be accepted."""
+        """Return the refusal to send to the peer that opened a stream with `hello`, or None if the stream may be accepted."""
         return self.links.judge(hello)
 
     def validate(self) -> None:
-        """Cross-check all invariants.
+        """Check all invariants of the host's parts.
 
         Raises:
-            AssertionError: an invariant does not hold.
+            AssertionError: If an invariant does not hold.
         """
         parts = (self._mailboxes, self._outlets, self._inputs, self._outputs, self._views, self.links, self.mode)
         for part in parts:

@@ -1,19 +1,18 @@
-"""Dead letters, a part of the host core: keeps and numbers agents' dead letters, and carries out operator commands on dead letters and
+"""The part of the host core for dead letters: numbers and keeps agents' dead letters, and executes operator commands on dead letters and
 effects.
 
-An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
-(`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn.
+An agent's dead letters are numbered from 1 over all its incarnations. A dead letter keeps its number when other dead letters are removed.
+An operator command (`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once.
 
-*Dead letters.* Drop: the dead letter is removed. Retry: the command's turn handles the dead letter, with its sender and payload. The
-removal of the dead letter, the work of its handler and the consumption of the command are in the same checkpoints, so none of these actions
+*Dead letters.* "Drop" removes the dead letter. "Retry" handles the dead letter in the command's turn, with the dead letter's sender and
+payload. The removal of the dead letter, the handler's work and the consumption of the command are in the same checkpoint, so none of them
 happens twice. If the handler fails again, the result is a new dead letter.
 
-*Effects that have ended.* Undo: a turn of the agent runs the compensation, as after a failed turn; it is like the turn of a dead letter that was
-never stored. Retry: the failed turn is retried as its dead letter, or a failed compensation is called again. Completed work is not repeated, so the
-commands are idempotent.
+*Effects that have ended.* "Undo" runs the compensation in a turn of the agent, as after a failed turn. "Retry" retries the dead letter of
+the failed turn, or calls a failed compensation again. Both commands are idempotent, since completed work is not repeated.
 
-*The effect for which an agent waits.* The waiting turn consumes one resolution (`durable_turns.py`). Later resolutions have no turn; their
-senders are informed that the resolutions came too late.
+*The effect that an agent waits for.* The waiting turn consumes one resolution (`durable_turns.py`). Later resolutions get no turn, and
+their senders are informed that they came too late.
 """
 
 from itertools import islice
@@ -47,11 +46,11 @@ from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import DeadLetterRecord, KnownEffect, MadeEffect, OpenEffect
 
 _FINISHED = b""
-"""Answer to a command that has already been fulfilled."""
+"""Reply to a command that requests something already done."""
 
 
 def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
-    """Return the reason why the command is refused; "" if it may have its turn."""
+    """Return the reason why the command is refused, or "" if it is accepted."""
     description = f"effect {_shown(request)} of agent {agent.id!r}"
     known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
@@ -84,18 +83,18 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, request: EffectRetry, s
 
 
 def is_compensation_request(request: EffectRetry) -> bool:
-    """Return whether the command is about a compensation, to be called, or called again."""
+    """Return whether the command requests that a compensation is called, or called again."""
     return request.verb == UNDO or effect_undone_by(request.key) is not None
 
 
 def dead_letter_number_of(agent: LocalAgent, request: EffectRetry) -> int:
-    """Return the number of the dead letter that the command retries; 0 if there is none."""
+    """Return the number of the dead letter that the command retries, or 0 if there is none."""
     known = _known(agent, request)
     return known.dead_letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
 def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | None:
-    """Return the answer for a compensation that needs no turn, or cannot have one; None if it gets a turn."""
+    """Return the reply to a compensation request that needs no turn or cannot have one, or None if it gets a turn."""
     known = _known(agent, request)
     if known is not None and _is_compensated(known, request):
         return _FINISHED
@@ -103,21 +102,21 @@ def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | Non
 
 
 def compensation_message_of(agent: LocalAgent, request: EffectRetry) -> bytes:
-    """Return the message of the turn that undoes the effect."""
+    """Return the message that starts the turn that undoes the effect."""
     known = _known(agent, request)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
 def begin_compensation(agent: LocalAgent, request: EffectRetry) -> None:
-    """Detach the effect, since the command's turn has begun, and no other turn may rely on the effect from now on."""
+    """Mark the effect as an orphan when the command's turn begins, since from now on no other turn may rely on the effect."""
     known = _known(agent, request)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
 def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
-    """Return the agent's record of the effect, or of the effect that this compensation undoes."""
+    """Return the agent's record of the effect, or, for a compensation, of the effect that it undoes. Return None if there is no record."""
     undone = effect_undone_by(request.key)
     if agent.effects is None or (undone is not None and request.key not in agent.effects.keys):
         return None
@@ -127,7 +126,8 @@ def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
 
 
 def _is_compensated(known: KnownEffect, request: EffectRetry) -> bool:
-    """Return whether the effect is undone. An earlier generation is undone, since otherwise no later one would exist."""
+    """Return whether the effect has been undone. An earlier generation has always been undone, since otherwise the later generation would
+    not exist."""
     _, generation = effect_undone_by(request.key) or (request.key, request.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
@@ -140,12 +140,12 @@ IDENTITY_BYTES = 8
 
 
 def is_from_outside(dead_letter: DeadLetterRecord) -> bool:
-    """Return whether the dead letter was an input, whose client has a receipt."""
+    """Return whether the dead letter was a client's input, for which the client has a receipt."""
     return dead_letter.sender.startswith("@")
 
 
 def is_drop(payload: bytes) -> bool:
-    """Return whether this command drops a dead letter."""
+    """Return whether the command drops a dead letter."""
     is_dead_letter_command = payload[:1] == COMMAND_PREFIX and not (
         is_effect_resolution(payload) or is_effect_request(payload)
     )
@@ -153,12 +153,12 @@ def is_drop(payload: bytes) -> bool:
 
 
 def identity_of(dead_letter: DeadLetterRecord) -> bytes:
-    """Return an identity that is the same for the same message of the same sender."""
+    """Return a short digest of a dead letter's sender and message, by which a command identifies it."""
     return digest_of(dead_letter.sender.encode() + b"\x00" + dead_letter.payload)[:IDENTITY_BYTES]
 
 
 def add(agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
-    """Add a new dead letter. The newest hundred are kept."""
+    """Number and add a new dead letter. Only the newest hundred dead letters are kept."""
     agent.last_dead_letter += 1
     agent.dead_letter_count += 1
     agent.dead_letters.append(dead_letter)
@@ -167,7 +167,8 @@ def add(agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
 
 
 def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
-    """Return the dead letter that this command is about; None if it no longer exists."""
+    """Return the dead letter to which the command refers, or None if it no longer exists. For a compensation request, return an equivalent
+    dead letter."""
     request = _compensation_request(payload)
     if request is not None:
         return DeadLetterRecord(agent.id, compensation_message_of(agent, request), "", 0, 0)
@@ -176,13 +177,14 @@ def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None
 
 
 def _compensation_request(payload: bytes) -> EffectRetry | None:
-    """Return the request to call a compensation; None: the command is about a dead letter."""
+    """Return the command's request to call a compensation, or None if the command refers to a dead letter."""
     request = read_effect_request(payload) if is_effect_request(payload) else None
     return request if request is not None and is_compensation_request(request) else None
 
 
 def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
-    """Return the command for the dead letter. An effect that failed with its turn records the turn's dead letter."""
+    """Return the command on a dead letter. A request to retry an effect that failed with its turn is converted to a retry of the turn's
+    dead letter."""
     if not is_effect_request(payload):
         return read_dead_letter_command(payload)
     number = dead_letter_number_of(agent, read_effect_request(payload))
@@ -199,7 +201,7 @@ def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
-    """Return why the agent refuses this command; "" if it may have its turn."""
+    """Return the reason why the agent refuses the command, or "" if the agent accepts it."""
     if is_effect_request(payload):
         return refusal_of_effect_request(agent, read_effect_request(payload))
     command, dead_letter = read_dead_letter_command(payload), dead_letter_of(agent, payload)
@@ -212,9 +214,9 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 
 
 def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
-    """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
+    """Execute a command that needs no turn, and return the reply to the operator. Return None if the command gets a turn."""
     if is_effect_resolution(payload):
-        return TARGET_GONE  # the effect's turn would have consumed the command
+        return TARGET_GONE  # a turn that still waited for the effect would have consumed the command
     request = _compensation_request(payload)
     if request is not None:
         return settled_compensation(agent, request)
@@ -229,14 +231,15 @@ def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
 
 
 def turn_of(agent: LocalAgent, payload: bytes) -> tuple[TurnKind, str, bytes]:
-    """Return the kind, sender and payload of a command's turn, which are those of the dead letter."""
+    """Return the kind, sender and payload of a command's turn. Sender and payload are those of the dead letter."""
     dead_letter = dead_letter_of(agent, payload)
     assert dead_letter is not None, "it was there when the turn was chosen"
     return ("letter" if dead_letter.payload else "start"), dead_letter.sender, dead_letter.payload
 
 
 def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
-    """Remove a dead letter whose turn, or the turn's first segment, succeeded. Its client gets the answer to the command with this key."""
+    """Remove a dead letter whose retry, or the first segment of the retry, succeeded. The client of the dead letter's input gets the reply
+    of the command with this key."""
     request = _compensation_request(payload)
     if request is not None:
         begin_compensation(agent, request)
@@ -250,7 +253,7 @@ def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
 
 
 def take_failed_retry(agent: LocalAgent, payload: bytes, key: str) -> DeadLetterRecord | None:
-    """Remove and return a dead letter whose turn has failed: it becomes a new one."""
+    """Remove and return a dead letter whose retry has failed. The caller makes it a new dead letter."""
     record = dead_letter_of(agent, payload)
     handled(agent, payload, key)
     return record
@@ -261,7 +264,8 @@ def _take_out(agent: LocalAgent, place: int) -> None:
 
 
 def find_resolution(agent: LocalAgent, seen: int) -> int | None:
-    """Return the mailbox index of a resolution of the effect for which the agent waits. The first `seen` entries were already checked."""
+    """Return the mailbox index of a resolution of the effect that the agent waits for, or None if there is no resolution. The first `seen`
+    entries have already been checked."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
         return None
@@ -274,7 +278,7 @@ def find_resolution(agent: LocalAgent, seen: int) -> int | None:
 
 
 def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    """Return why the agent does not accept the resolution, or not yet; None if it does."""
+    """Return the refusal of a resolution that the agent does not accept, or does not accept yet. Return None if the agent accepts it."""
     command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
         return InputOutcome(

@@ -1,7 +1,7 @@
-"""Driver of a host core: runs turns, takes images, loads recovery lines, and talks to the coordinator.
+"""Driver of a host core: runs turns, takes images, loads recovery lines, and exchanges messages with the coordinator.
 
-The driver makes no protocol decisions, and has no sockets, threads or clocks: its `HostEnvironment` provides them. The environment is the
-host process in production (`process.py`), and an event queue with virtual time in the simulator (`sim/world/host.py`).
+The driver makes no protocol decisions. It also has no sockets, threads or clocks, which its `HostEnvironment` provides. The environment is
+the host process in production (`process.py`), and an event queue with virtual time in the simulator (`sim/world/host.py`).
 """
 
 import logging
@@ -78,24 +78,24 @@ from snapline.storage.disk.record import finding_of
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
-"""Largest number of turns between two passes of the event loop: about a millisecond of plain turns."""
+"""Largest number of turns that run between two passes of the event loop. This many plain turns take about a millisecond."""
 
 ADAPTER_DIRECTIVES = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
-"""Directives of the coordinator that the driver handles without the core."""
+"""Directives from the coordinator that the driver handles without the core."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostDriver:
-    """Driver of one host's core and agents, and owner of its links (`LinkOwner`).
+    """Drives one host's core and agents, and owns the host's links (`LinkOwner`).
 
     Attributes:
         core: the host core.
-        plan: the last plan that was applied and confirmed.
-        offer, ask, view: entry points for inputs, waits for answers, and agent views; see `Intake`.
-        tracing: the host's trace, and viewers of the trace.
-        started: agent → start (monotonic ns) of its waiting turn.
-        at: turn or step that is running or starting; log lines name it.
+        plan: number of the last plan that was applied and confirmed.
+        offer, ask, view: functions of `Intake` for inputs, waits for replies, and agent views.
+        tracing: the host's trace, and the viewers that watch it.
+        started: mapping from each agent with a turn in a task to the turn's start (monotonic ns).
+        at: turn or step that is running or starting, which log lines name.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HostDriver:
         is_watched: bool = False,
         observer: HostObserver | None = None,
     ) -> None:
-        """`is_watched`: the core also reports events that only an observer needs, such as the departure of each logged message."""
+        """With `is_watched`, the core also reports events that only an observer needs, such as the departure of each logged message."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -197,7 +197,7 @@ class HostDriver:
     # ---- feeding the core -----------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Heard) -> None:
-        """Pass one event to the core, and carry out the core's commands."""
+        """Pass one event to the core, and execute the core's commands."""
         exit_if_child()
         if self._is_over:
             return
@@ -209,7 +209,7 @@ class HostDriver:
         self._environment.fed()
 
     def stop(self) -> None:
-        """Stop the driver. The agents take no more turns, and their pending work is discarded."""
+        """Stop the driver. The agents run no more turns, and their pending work is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
@@ -220,7 +220,7 @@ class HostDriver:
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
-        """Run a batch of turns, then pass their sends to the links."""
+        """Run up to `most` turns, and then pass the messages that they sent to the links."""
         queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):
@@ -267,15 +267,15 @@ class HostDriver:
     # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return the refusal of the stream from `peer`; None if the stream may be accepted."""
+        """Return the refusal to send on the stream from `peer`, or None if the stream may be accepted."""
         return self.core.judge(hello)
 
     def dial_requested(self, hello: LinkHello) -> None:
-        """Handle the request of another host that this host dial it."""
+        """Handle another host's request that this host dial it."""
         self.feed(ev.PeerKnocked(hello))
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Handle an opened stream; return whether there is a link for it."""
+        """Handle an opened stream, and return whether there is a link for it."""
         if not self.core.links.is_expected(peer):
             return False
         self.feed(ev.StreamOpened(peer, attempt))
@@ -286,7 +286,7 @@ class HostDriver:
         self.feed(ev.FrameReceived(peer, frame))
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Return the next frame to `peer`, whose writer is free; None if there is none."""
+        """Return the next frame to write to `peer`, or None if there is none."""
         if peer not in self.core.peers:
             return None
         self._frame = None
@@ -308,7 +308,7 @@ class HostDriver:
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def hello(self, *, instance: str, address: str) -> Join:
-        """Return the first message on a stream to the coordinator."""
+        """Return the first message to send on a stream to the coordinator."""
         self.checkpoints.stream_opened()
         fleet, parts = self.fleet, self.fleet.definition_parts()
         digest = fleet.definition_digest()
@@ -317,7 +317,7 @@ class HostDriver:
     def heartbeat(
         self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None
     ) -> Heartbeat:
-        """Return the heartbeat, which shows that this host is alive and reports its state."""
+        """Return a heartbeat for the coordinator, which shows that this host is alive and reports its state."""
         now_ns, steps = self._now_ns(), self._progress.steps()
         return heartbeat_of(
             *(self.core, sequence),
@@ -334,7 +334,7 @@ class HostDriver:
         self._environment.send(said)
 
     def directive_received(self, directive: Directive) -> None:
-        """Handle a directive of the coordinator."""
+        """Handle a directive from the coordinator."""
         self._observer.directive_received(directive)
         match directive:
             case Welcome():
@@ -365,8 +365,8 @@ class HostDriver:
         self._observer.directive_handled()
 
     def _turned_away(self, rejection: TurnedAway) -> None:
-        """Stop this host, since the coordinator rejects it. A host that was never welcomed was started wrongly and would be rejected again;
-        any other host has been replaced."""
+        """Handle the rejection of this host. If the rejection is final, stop the host. A host that was never welcomed was started wrongly,
+        so it fails with the reason. Any other host has been replaced, so it only exits."""
         log.warning("turned away: %s", rejection.reason)
         if rejection.is_final and not self.core.start:
             self._environment.fail(UsageError(rejection.reason))
@@ -423,7 +423,8 @@ class HostDriver:
         if self.tracing.is_on and command.basis in ("basic", "forced"):
             self.tracing.checkpoint(command.agent, command.control.number, command.basis)
         elif self.tracing.is_on:
-            self.tracing.flush()  # a tentative checkpoint is traced when it becomes permanent; its contents are traced before they are durable
+            # A tentative checkpoint is traced when it becomes permanent, but its contents are traced before they are durable.
+            self.tracing.flush()
         recorded = self._environment.wall_ns(), took, self._environment.boot_clock()
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
         if self._measures:
@@ -484,7 +485,7 @@ class HostDriver:
         self._environment.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
-        if command.plan != self.core.plan:  # the command waited while the agents of an older plan were loading
+        if command.plan != self.core.plan:  # the command waited while an older plan's agents were loading
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._environment.open_store()
@@ -496,11 +497,11 @@ class HostDriver:
             path = finding.path if finding is not None else ""
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except MigrationError:
-            raise  # stops this host, since a plan refused three times would end the fleet permanently
+            raise  # stop this host, since a plan that fails three times would end the fleet permanently
         except UsageError as error:
             if command.line_epoch:
                 return ev.LoadFailed(command.plan, 0, "", str(error))
-            raise FleetDefinitionError(str(error)) from error  # the fleet's definition is wrong: its author must fix it
+            raise FleetDefinitionError(str(error)) from error  # the definition is invalid
         except Exception as error:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)

@@ -1,9 +1,9 @@
-"""Interfaces of a host driver: its environment, and its observer.
+"""Interfaces that a host driver uses: its environment, its transport and its observer.
 
-The environment provides links, a trace, clocks, threads and the coordinator's stream.
+The environment provides clocks, threads, the store and the coordinator's stream.
 
-An observer follows the driver's actions, for example a simulator's judge or tracing spans. The driver calls the hooks in the thread of its
-event loop. By default each hook does nothing, so an observer implements only the hooks that it needs.
+An observer follows the driver's actions, for example for the simulator's judge or for tracing spans. The driver calls the observer's hooks
+in the thread of its event loop. By default a hook does nothing, so an observer implements only the hooks that it needs.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,48 +23,48 @@ from snapline.storage.store.store import Store
 
 
 class Transport(Protocol):
-    """Links to other hosts."""
+    """Streams to other hosts, over which links run."""
 
     def wake(self, peer: str) -> None:
-        """Wake the link to `peer`, which has something to write."""
+        """Wake the writer of the stream to `peer`, since the core has something to write."""
 
     def dial(self, peer: str, address: str) -> None:
-        """Keep a stream to `peer` open; dial again whenever it breaks."""
+        """Keep a stream to `peer` open, and redial whenever it breaks."""
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Send this message to `peer` once; it asks `peer` to dial this host."""
+        """Send `hello` to `peer` once, to ask `peer` to dial this host."""
 
     def undial(self, peer: str) -> None:
         """Allow no more streams to or from `peer`."""
 
     def close_stream(self, peer: str) -> None:
-        """End the current stream; the dialling host opens another."""
+        """End the current stream. The dialling host then opens another stream."""
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        """Inform the peer that its stream is refused, and end the stream."""
+        """Tell the peer that its stream is refused, and end the stream."""
 
 
 class TraceSink(Protocol):
-    """Destination of the host's trace; see `host_trace.TraceWriter`."""
+    """Destination of the host's trace, such as `host_trace.TraceWriter`."""
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
         """Trace a message that left ("send") or was consumed ("receive")."""
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """Trace a marker item that left ("send_marker") or came ("receive_marker")."""
+        """Trace a marker item that was sent ("send_marker") or received ("receive_marker")."""
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Trace a checkpoint."""
+        """Trace a checkpoint that was taken."""
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Trace a plan: the agents here continue from these checkpoints."""
+        """Trace a plan, with the numbers of the checkpoints from which this host's agents continue."""
 
     def flush(self) -> None:
-        """Flush the trace, so that all lines so far outlive this process."""
+        """Flush the trace, so that all lines so far survive the end of this process."""
 
 
 class HostEnvironment(Protocol):
-    """Environment of a host: clocks, threads, the coordinator's stream, and the end of the process."""
+    """Environment that a host driver requires: clocks, threads, the coordinator's stream, and the end of the process."""
 
     def now_ns(self) -> int:
         """Return the monotonic time in nanoseconds."""
@@ -73,61 +73,62 @@ class HostEnvironment(Protocol):
         """Return the wall-clock time in nanoseconds since 1970."""
 
     def boot_clock(self) -> BootClock | None:
-        """Return a clock that continues while no host runs; None if there is none. Any thread may call this method."""
+        """Return a reading of a clock that continues while no host runs, or None if the machine has no such clock. Any thread may call
+        this."""
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
-        """Call `function` on the loop."""
+        """Call `function` on the event loop after `delay_s`."""
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """Run blocking work in order, off the event loop; `then` is called with its result on the loop. An exception in the work ends the
-        host."""
+        """Run blocking work in a worker thread, one piece after the other. `then` is called with the result on the event loop. An exception
+        in the work ends the host."""
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """Run blocking work in parallel to the worker, since it may take long."""
+        """Run blocking work that may take long, in parallel to the worker."""
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """Run blocking work in parallel to the worker and the evaluator, since clients wait for it."""
+        """Run blocking work for which clients wait, in parallel to the worker and the evaluator."""
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
-        """Run a handler that may wait."""
+        """Start a task for a handler or step that may wait."""
 
     def capturing(self, agent: str) -> None:
-        """Observe that an agent's image is about to be taken; an exception here counts as the encoder's error."""
+        """Observe that an agent's image is about to be taken. An exception raised here counts as an error of the encoder."""
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Observe that an agent's image was taken for this command."""
+        """Observe that an agent's image has been taken for this command."""
 
     def part_closed(self, epoch: int) -> None:
-        """Observe that no message of the epoch can arrive here any more, so that the host's part is written to the store."""
+        """Observe that no message of the epoch can arrive any more, so that this host's part is about to be written to the store."""
 
     def send(self, message: HostMessage) -> None:
-        """Send a message to the coordinator; the message is lost if there is no stream."""
+        """Send a message to the coordinator. If there is no stream, the message is lost."""
 
     def open_store(self) -> Store:
-        """Open the checkpoint store. The method raises SnaplineError or OSError."""
+        """Return the checkpoint store. Raise SnaplineError or OSError if it cannot be opened."""
 
     def fed(self) -> None:
-        """Observe that the core has handled an event: turns, frames or timers may be due."""
+        """Observe that the core has handled an event, so that turns or timers may be due."""
 
     def finish(self, code: int) -> None:
-        """End the host's run."""
+        """End the host's run with an exit code."""
 
     def fail(self, error: BaseException) -> None:
         """End the host's run because of an internal error."""
 
     def welcomed(self, heartbeat_ns: int) -> None:
-        """Handle the Welcome on a stream to the coordinator, which wants heartbeats at this interval."""
+        """Handle the Welcome on a stream to the coordinator, which requests heartbeats at this interval."""
 
 
 RunTurn = Callable[[ev.StartTurn], ev.Event | None]
-"""Run a turn; return how it ended, or None while it waits."""
+"""Function that runs a turn, and returns the event for its end, or None if it continues in a task."""
 
 Execute = Callable[[Any], None]
-"""Carry out a command."""
+"""Function that executes a command."""
 
 
 class ObservedDriver(Protocol):
-    """Interface of the driver that an observer needs."""
+    """Interface that an observer requires from the driver."""
 
     core: HostCore
     turns: Turns
@@ -138,28 +139,28 @@ class ObservedDriver(Protocol):
 
 
 class HostObserver:
-    """Base class of observers; its hooks do nothing."""
+    """Base class of observers, whose hooks do nothing."""
 
     def attached(self, driver: ObservedDriver) -> None:
-        """Record the driver, and wrap its turns. The driver's constructor calls this hook once, before all other hooks."""
+        """Get access to the driver. The driver's constructor calls this hook once, before all other hooks."""
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
-        """Return the observed kinds of command. The function for a kind is called with each command, and with the function that carries the
-        command out."""
+        """Return a mapping from the command types to observe to functions. Such a function is called with each command of its type, and
+        with the function that executes the command."""
         return {}
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Observe that a waiting turn has ended; return the event for the core."""
+        """Observe the end of a turn that ran in a task, and return the event to pass to the core."""
         return event
 
     def checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Observe that no image of an agent could be taken; the core gets the event afterwards."""
+        """Observe that an agent's checkpoint could not be taken. The core gets the event afterwards."""
 
     def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
-        """Observe the outcome of loading a plan's agents, before they are installed."""
+        """Observe the outcome of loading a plan's agents, before the agents are installed."""
 
     def directive_received(self, directive: Directive) -> None:
-        """Observe a directive of the coordinator before the driver handles it."""
+        """Observe a directive from the coordinator before the driver handles it."""
 
     def directive_handled(self) -> None:
-        """Observe that the last directive was handled."""
+        """Observe that the driver has handled the last directive."""

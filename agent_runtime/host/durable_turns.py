@@ -1,21 +1,22 @@
-"""Durable turns, a part of the host core: runs the segments of a handler, and the waits between them.
+"""The part of the host core for durable turns: runs the segments of a handler, and the waits between segments.
 
 Theory of operation
 -------------------
-For the other parts of the core, a segment is a turn like any other. A segment ends with sends,
-which leave at once. The agent is then between two turns: it may record, take a checkpoint, be frozen, or be held. While the agent is held,
-the turn does not continue. The message that began the turn counts as consumed when the first segment has ended. The agent's checkpoint
-holds the state at the turn's start, and the *turn*: its message and its journal. A recovery restores both, and the handler runs again up to
-the end of the journal (`durable.py`).
+For the other parts of the core, a segment is like any other turn. Messages that it sends leave when it ends. The agent is then between two
+turns: it may record its state, take a checkpoint, be frozen, or be held. While the agent is held, the turn does not continue. The message
+that started the turn counts as consumed when the first segment has ended. Until the turn ends, the agent's checkpoints contain the state at
+the turn's start, and the *turn*, that is, its message and its journal. A recovery restores both, and the handler runs again up to the end
+of the journal (`durable.py`).
 
-While a durable turn waits, the agent takes no other turn. A call waits for the reply with its id, `receive` for the next message of a type;
-either may be behind other messages in the mailbox. Earlier messages on the same channel are consumed together with the awaited message, in
-order, and go to the agent's *stash*. So one number states how far a channel is consumed (G2), and protocols treat stashed messages as
-received. When the durable turn has ended, stashed messages get the first turns.
+While a durable turn waits, the agent starts no other turn. A call waits for the reply with its id, and `receive` waits for the next message
+of a type. Other messages may precede the awaited message in the mailbox. Earlier messages on the same channel are consumed before the
+awaited message, in order, and move to the agent's *stash*. So a single sequence number still says how far a channel is consumed (G2), and
+protocols treat stashed messages as received. When the durable turn has ended, stashed messages are handled before all others.
 
-A step's result is in the journal as soon as the step has ended, and in the host log before the turn continues (`host_log.py`). Steps use no channel.
+A step's result is added to the journal as soon as the step has ended, and is in the host log before the turn continues (`host_log.py`).
+Steps use no channel.
 
-Carries G3 for turns that wait.
+Guarantees: this module carries G3 for durable turns.
 """
 
 from collections.abc import Iterator
@@ -61,10 +62,10 @@ from snapline.messages.payloads import REPLY
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
-"""Kinds of journal entries that do not wait for a message on a channel."""
+"""Kinds of journal entries whose results do not come from a mailbox."""
 
 STASH_MAX = 10_000
-"""Largest number of messages stashed until a turn has ended. A call or receive that would have to pass more messages times out."""
+"""Largest number of messages that are stashed until a durable turn has ended. If a call or receive would require more, it times out."""
 
 
 class DurableTurns:
@@ -91,13 +92,13 @@ class DurableTurns:
         self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     # ---- segments -------------------------------------------------------------------------------------------------
 
     def paused(self, agent: LocalAgent, entry: Entry, pause: Pause) -> None:
-        """End a segment after which the turn waits."""
+        """Handle the end of a segment after which the turn waits."""
         turn = agent.turn
         if turn is None:
             turn = agent.turn = self._begin(agent, entry, pause)
@@ -112,15 +113,15 @@ class DurableTurns:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._shared.now
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
-            self._unanswered(agent, turn, turn.waits)  # the callee proved missing while the handler ran again
+            self._unanswered(agent, turn, turn.waits)  # the callee proved missing during the replay
         elif turn.waits.kind == "step":
             self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
-        """Handle a turn that waits for an effect; the segment's outputs are emitted first."""
+        """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
-        agent.stage = Stage.BETWEEN_SEGMENTS  # so that the checkpoint for the intent contains the whole segment
+        agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint contains the whole segment
         settled = self._effects.intended(agent, turn.waits, intent)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
@@ -137,8 +138,8 @@ class DurableTurns:
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
     ) -> None:
-        """End an effect. The window of keys, the outputs and the journal change together. The agent counts as busy meanwhile, so that no
-        checkpoint or segment comes in between."""
+        """Record the end of an effect. The window of keys, the outputs and the journal change together, and until then the agent counts as
+        busy, so that no checkpoint or segment comes in between."""
         waits = turn.waits
         assert waits is not None
         stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
@@ -148,9 +149,9 @@ class DurableTurns:
         self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
-        """Begin the turn after its first segment, and consume its message."""
+        """Create the record of a durable turn after its first segment, and consume the turn's message."""
         kind, sender, payload = entry.kind, sender_of(agent, entry), entry.payload
-        if isinstance(entry, OperatorCommandEntry):  # from now on the turn contains the dead letter's message
+        if isinstance(entry, OperatorCommandEntry):  # the turn's message is that of the dead letter
             kind, sender, payload = dead_letters.turn_of(agent, entry.payload)
             dead_letters.handled(agent, entry.payload, key_of(entry))
         turn = DurableTurn(
@@ -162,7 +163,7 @@ class DurableTurns:
         return turn
 
     def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_dead_lettered: bool = False) -> None:
-        """End the turn."""
+        """End the agent's durable turn."""
         turn, agent.turn = agent.turn, None
         assert turn is not None
         self._steps.ended(agent)
@@ -172,13 +173,13 @@ class DurableTurns:
         _forget_time_out(agent)
 
     def passed(self, agent: LocalAgent) -> None:
-        """Count a durable turn that ended or failed permanently without ever waiting."""
+        """Count a durable turn that ended, or failed permanently, without waiting."""
         self._steps.began(agent)
         self._steps.ended(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
-        """Handle an error of the handler, and return whether the turn may be retried. A turn that does not repeat its requests is
-        suspended."""
+        """Handle an error raised by the handler, and return whether the turn may be retried. If the repeated turn made different requests,
+        suspend it."""
         turn = agent.turn
         assert turn is not None
         turn.is_live = False
@@ -189,7 +190,8 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Retry a turn because a step has failed. The step runs again if no entry follows it."""
+        """Prepare the retry of a turn that failed because of a step. If the failed step is the last journal entry, remove it, so that the
+        step runs again."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
             turn.logged = min(turn.logged, len(turn.journal))
@@ -210,7 +212,7 @@ class DurableTurns:
     # ---- continuing -----------------------------------------------------------------------------------------------
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the agent's next entry while its durable turn or stashed messages wait; None if no entry is ready yet."""
+        """Return the next entry of an agent with a durable turn or stashed messages, or None if no entry is ready yet."""
         turn = agent.turn
         if turn is None:
             return stashed_entry(agent.stash.pop(0))
@@ -222,19 +224,19 @@ class DurableTurns:
         return SegmentEntry()
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Return whether the turn may continue. A turn that has to run again reaches its wait by itself, and the awaited entry must not be
-        deferred before that."""
+        """Return whether the turn may continue. A turn that must run again may always continue, since the awaited entry must not be
+        consumed before the turn reaches its wait."""
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
     def _waits_for_outbox(self, agent: LocalAgent) -> bool:
-        """Return whether the agent pauses until its outbox has drained. An agent that can defer no more messages does not pause, since two
-        such agents would deadlock."""
+        """Return whether the agent must wait until its outbox has shrunk. If the agent cannot stash any more messages, it does not wait,
+        since two such agents would deadlock."""
         return agent.is_crowded and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
-        """Run the turn's next segment."""
+        """Start the next segment of the agent's durable turn."""
         turn = agent.turn
         assert turn is not None
         start = ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload)
@@ -263,7 +265,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """End the wait for a reply from `callee`, which does not exist or has left. All messages that it sent have arrived here."""
+        """End the wait for a reply from `callee`, which does not exist or has left. All messages from it have arrived on this host."""
         turn = agent.turn
         waits = turn.waits if turn is not None and turn.is_live else None
         if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
@@ -273,7 +275,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """End the call unless its reply has already arrived; return whether the call has ended."""
+        """End the call that the turn waits for without a reply, unless the reply has already arrived. Return whether the call was ended."""
         is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, waits, DONE, b"")
@@ -290,9 +292,9 @@ class DurableTurns:
     # ---- arrivals -------------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take the awaited message, and stash earlier ones on its channel; return whether the awaited message has arrived.
+        """If the awaited message has arrived, consume it, and stash earlier messages on its channel. Return whether it has arrived.
 
-        Each entry is compared once: otherwise every arrival would scan a mailbox of thousands of entries.
+        Each entry is compared only once. Otherwise each arrival would scan a mailbox of possibly thousands of entries.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)
@@ -313,9 +315,9 @@ class DurableTurns:
         return False
 
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If the effect
-        was not done, the turn keeps waiting. All entries before the resolution are deferred, whatever their number, since only the
-        resolution can let the turn continue.
+        """If an operator's resolution of the awaited effect has arrived, consume it. Return whether the effect is done. If the resolution
+        says that it is not done, the turn continues to wait. All inputs before the resolution are stashed, however many, since the turn can
+        continue only with the resolution.
         """
         place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
@@ -338,15 +340,15 @@ class DurableTurns:
         return False
 
     def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take the awaited entry from the stash, so that the entry gets no turn of its own. Return whether the stash contained it."""
+        """Remove the awaited entry from the stash, so that the entry gets no turn of its own. Return whether the stash contained it."""
         if turn.look.has_seen_stash:
-            return False  # entries stashed since then were already compared in the mailbox
+            return False  # later entries were compared in the mailbox
         for place, stashed in enumerate(agent.stash):
             if is_of_type(stashed.payload, waits.name):
                 del agent.stash[place]
                 self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
-                    # An answer to a waiting client may cause a checkpoint, and then the next segment.
+                    # A reply to a waiting client may cause a checkpoint, and then the next segment.
                     agent.stage = Stage.BETWEEN_SEGMENTS
                     self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
                     agent.stage = IDLE
@@ -376,10 +378,11 @@ class DurableTurns:
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Make room in full channels: the awaited message can leave its sender only after earlier ones were received. While the agent's own outbox is
-        over the bound, make room in all channels: their senders may have to receive something first.
+        """Stash messages to make room in full channels, since the awaited message can leave its sender only after earlier messages were
+        received. While the agent's own outbox exceeds its limit, make room in all channels, since their senders may have to send before
+        they can receive.
 
-        Return whether any entry was deferred.
+        Return whether any entry was stashed.
         """
         waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
         if not agent.is_crowded:
@@ -387,14 +390,14 @@ class DurableTurns:
                 return False
             sender = waits.name if waits.kind == "call" else ""
         places = list(islice(_in_full_channels(agent, sender), room))
-        turn.look.is_pressed = False  # the stash may be full, and then stays full until this wait has ended
+        turn.look.is_pressed = False  # if the stash is full, it stays full until this wait ends
         self._consume(agent, turn, places, is_stashed=True)
         return bool(places)
 
     def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
-        """Consume entries as if each began its own turn: the protocol processes them one by one, and they count as received.
+        """Consume entries as if each had a turn of its own. The protocol processes them one by one, and they count as received.
 
-        `places` are ascending indexes in the mailbox. Entries that arrive meanwhile are behind them.
+        `places` are ascending indexes in the mailbox. Entries that arrive during this are behind them.
         """
         for removed, place in enumerate(places):
             entry = agent.mailbox[place - removed]
@@ -409,7 +412,7 @@ class DurableTurns:
         if is_stashed:
             agent.stash.append(StashedMessage(sender, payload, key_of(entry)))
         self._note_consumed(agent, entry.kind, sender, payload, is_stashed=is_stashed)
-        # Messages released by the freed credit may arrive, and must not start the next segment now.
+        # Consuming may free credit, so that further messages arrive, which must not start the next segment now.
         agent.stage = Stage.BETWEEN_SEGMENTS
         self._mailboxes.consume(entry, is_open=is_stashed)
         agent.stage = IDLE
@@ -428,7 +431,7 @@ class DurableTurns:
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:
-    """Yield the mailbox indexes of earlier entries on an entry's channel; for an input, of earlier inputs."""
+    """Yield the mailbox indexes of all earlier entries on the same channel as this entry. For an input, yield those of earlier inputs."""
     awaited = agent.mailbox[place]
     for other, entry in enumerate(islice(agent.mailbox, place)):
         if is_on(entry, awaited.inlet) if isinstance(awaited, MessageEntry) else isinstance(entry, InputEntry):
@@ -436,7 +439,7 @@ def _before(agent: LocalAgent, place: int) -> Iterator[int]:
 
 
 def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
-    """Yield the mailbox indexes of entries on full channels, or only on the channel of `sender`."""
+    """Yield the mailbox indexes of entries on full channels. Unless `sender` is "", only its channel is considered."""
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
         yield from [
@@ -455,7 +458,7 @@ def _is_time_out(entry: Entry) -> bool:
 
 
 def _forget_time_out(agent: LocalAgent) -> None:
-    """Drop the turn's timeout, which may already have fired and be queued behind the awaited message."""
+    """Cancel the timeout of the turn's wait. It may already have fired and be in the mailbox behind the awaited message."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
             if _is_time_out(entry):
@@ -464,5 +467,5 @@ def _forget_time_out(agent: LocalAgent) -> None:
 
 
 def _reply_to(turn: DurableTurn) -> bytes:
-    """Return the prefix of the reply for which the turn waits."""
+    """Return the prefix of the reply that the turn waits for."""
     return reply_to(call_id(turn.seed, len(turn.journal)))

@@ -1,7 +1,7 @@
-"""Entries of agents' mailboxes, each of which gets a turn, and the stages of an agent.
+"""Entries in agents' mailboxes, each of which gets a turn, and the stages of an agent.
 
-The class of an entry is its kind. An entry's class is chosen once, when the entry is made: by the first byte of the payload if the entry is
-a message, an input or a stashed message (`message_entry`, `input_entry`, `stashed_entry`).
+An entry's class is its kind, which is determined once, when the entry is created. For a message, an input or a stashed message, it depends
+on the first byte of the payload (`message_entry`, `input_entry`, `stashed_entry`).
 """
 
 from enum import Enum, auto
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_state import AgentInlet, LocalAgent
 
 Mark = int | bytes
-"""Protocol data of a message: a stamp in chandy-lamport, otherwise a piggyback."""
+"""Protocol data attached to a message: a stamp in chandy-lamport, and a piggyback in all other protocols."""
 
 
 class MessageEntry(msgspec.Struct, frozen=True):
-    """A message of an agent. The garbage collector tracks it, since its inlet leads back to the mailbox."""
+    """A message from an agent. It must be tracked by the garbage collector, since its inlet refers back to the mailbox."""
 
     kind: ClassVar[TurnKind] = "message"
 
@@ -33,13 +33,13 @@ class MessageEntry(msgspec.Struct, frozen=True):
 
 
 class CreationEntry(MessageEntry, frozen=True):
-    """A message that creates its receiver."""
+    """A creation message, which creates its receiver."""
 
     kind: ClassVar[TurnKind] = "create"
 
 
 class StartEntry(msgspec.Struct, frozen=True, gc=False):
-    """The turn that runs `on_start` of an agent that no message has created."""
+    """The start of an agent that was not created by a message, which runs `on_start`."""
 
     kind: ClassVar[TurnKind] = "start"
     payload: ClassVar[bytes] = b""
@@ -55,7 +55,7 @@ class TimerEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputEntry(msgspec.Struct, frozen=True, gc=False):
-    """An input of a client."""
+    """An input from a client."""
 
     kind: ClassVar[TurnKind] = "input"
 
@@ -67,13 +67,13 @@ class InputEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommandEntry(InputEntry, frozen=True, gc=False):
-    """An operator command, which is an input too."""
+    """An operator command, which is a special input."""
 
     kind: ClassVar[TurnKind] = "letter"
 
 
 class StashedEntry(msgspec.Struct, frozen=True, gc=False):
-    """A message or an input from the stash: a durable turn consumed it early."""
+    """A message or an input from the stash, which was consumed early, during a durable turn."""
 
     kind: ClassVar[TurnKind] = "stashed"
 
@@ -91,7 +91,7 @@ class StashedCommandEntry(StashedEntry, frozen=True, gc=False):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, gc=False):
-    """The next segment of a durable turn. The entry is never in a mailbox."""
+    """The next segment of a durable turn. Such an entry is never in a mailbox."""
 
     kind: ClassVar[TurnKind] = "segment"
     payload: ClassVar[bytes] = b""
@@ -100,29 +100,30 @@ class SegmentEntry(msgspec.Struct, frozen=True, gc=False):
 Entry = MessageEntry | StartEntry | TimerEntry | InputEntry | StashedEntry | SegmentEntry
 
 FirstEntry = StartEntry | CreationEntry
-"""Entries that run `on_start`."""
+"""Kinds of entries whose turns run `on_start`."""
 
 OperatorCommandEntry = CommandEntry | StashedCommandEntry
 
 
 def message_entry(inlet: "AgentInlet", mark: Mark, payload: bytes) -> MessageEntry:
-    """Return the entry of an arrived message."""
+    """Return the entry for a message that has arrived."""
     return (CreationEntry if payload[:1] == CREATE else MessageEntry)(inlet, mark, payload)
 
 
 def input_entry(logged: LoggedInput) -> InputEntry:
-    """Return the entry of an input or an operator command."""
+    """Return the entry for an input or an operator command."""
     return (CommandEntry if logged.payload[:1] == COMMAND_PREFIX else InputEntry)(logged)
 
 
 def stashed_entry(stashed: StashedMessage) -> StashedEntry:
-    """Return the entry of a stashed message. Only an input has a key, and may be an operator command."""
+    """Return the entry for a stashed message or input. Only inputs have keys, and only an input may be an operator command."""
     is_command = stashed.key and stashed.payload[:1] == COMMAND_PREFIX
     return (StashedCommandEntry if is_command else StashedEntry)(stashed)
 
 
 def sender_of(agent: "LocalAgent", entry: Entry) -> str:
-    """Return the sender: for the agent's own turns the agent itself; for inputs `@` and the client's name, which no agent has."""
+    """Return the sender of an entry. For the agent's own turns it is the agent itself. For inputs it is `@` and the client's name, which no
+    agent's id can equal."""
     match entry:
         case MessageEntry():
             return entry.inlet.sender
@@ -137,7 +138,7 @@ def sender_of(agent: "LocalAgent", entry: Entry) -> str:
 
 
 def key_of(entry: Entry) -> str:
-    """Return the idempotency key of an input or an operator command; "" for anything else."""
+    """Return the idempotency key of an input or an operator command, or "" for any other entry."""
     match entry:
         case InputEntry():
             return entry.input.key
@@ -148,36 +149,36 @@ def key_of(entry: Entry) -> str:
 
 
 def is_on(entry: Entry, inlet: "AgentInlet") -> bool:
-    """Return whether the entry is a message of this channel."""
+    """Return whether the entry is a message from the channel of `inlet`."""
     return isinstance(entry, MessageEntry) and entry.inlet is inlet
 
 
 def is_from_others(entry: Entry) -> bool:
-    """Return whether another agent or an outside client sent the entry. Operator commands do not count, since the messages that they
-    concern were counted before."""
+    """Return whether the entry came from an agent or a client. Operator commands are excluded, since the messages that they refer to were
+    counted before."""
     is_sent = isinstance(entry, MessageEntry | InputEntry | StashedEntry)
     return is_sent and not isinstance(entry, OperatorCommandEntry)
 
 
 class Stage(Enum):
-    """What an agent does. Only an idle agent records, takes a checkpoint or starts a turn.
+    """Current activity of an agent. Only an idle agent records its state, takes a checkpoint or starts a turn.
 
-    The last two stages begin and end within one event.
+    The stages BETWEEN_SEGMENTS and SENDING begin and end while the core handles a single event.
     """
 
     IDLE = auto()
-    """Between two turns."""
+    """The agent is between two turns."""
 
     IN_TURN = auto()
-    """The turn of its current entry runs."""
+    """The turn of the agent's current entry is running."""
 
     BETWEEN_SEGMENTS = auto()
-    """Its durable turn consumes entries, or settles an effect, with no segment running."""
+    """The agent's durable turn consumes entries or settles an effect, and no segment is running."""
 
     SENDING = auto()
-    """Messages or answers leave that belong to no running turn."""
+    """The agent sends messages or replies that do not belong to a running turn."""
 
 
 IDLE: Final = Stage.IDLE
 IN_TURN: Final = Stage.IN_TURN
-"""The stages that the hot path compares and sets."""
+"""Module-level names of the two stages that the hot path compares and sets."""

@@ -1,12 +1,12 @@
-"""Epochs in the store: writes images of a host's agents as checkpoints, and restores agents from a recovery line.
+"""Writes images of a host's agents to the store as checkpoints of an epoch, and restores agents from a recovery line.
 
-Images are taken on the event loop, between turns; taking the image is the only pause for an agent. All other work of this module runs in a
-worker thread, even reading the host logs of earlier plans.
+Images are taken on the event loop, between turns, and agents pause only for this. All other work in this module runs in a worker thread,
+including the reading of earlier plans' host logs.
 
-*Reports* on open epochs tell the coordinator about all agents, and about the channels that the leader does not know yet. The leader names
-an epoch for which it has all reports (`BeginEpoch.told`). If both ends of a channel omit it, the channel has not changed since that epoch,
-which covered it. So the channel is covered now (`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers
-reports all channels. A new stream to the coordinator may reach a new leader, which has no reports yet.
+*Reports* on open epochs list all agents, but only the channels that have changed since an earlier epoch. The leader names an earlier epoch
+for which it has all reports (`BeginEpoch.told`). If the reports from both ends of a channel omit it, the channel has not changed since that
+epoch (`coordinator/leader/modes/coordinated_epochs.py`). A host that no longer has the earlier epoch's numbers reports all channels. It
+also does so on a new stream to the coordinator, which may lead to a new leader without any reports.
 """
 
 import contextlib
@@ -33,20 +33,21 @@ from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackRef
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8
-"""Number of epochs kept. This includes all epochs that may be open at once, and at least one earlier epoch."""
+"""Number of epochs whose channel numbers are kept. This is enough for all epochs that may be open at the same time, and at least one
+earlier epoch."""
 
 Numbers = Mapping[str, Mapping[str, int]]
-"""Agent of this host → other end of the channel → number. The inner dictionaries are shared with the records and immutable. Otherwise each
-epoch would allocate a pair for each channel, and the garbage collector would traverse it."""
+"""Mapping from an agent on this host, and the agent at the other end of the channel, to a number. The inner dictionaries are shared with
+the records and must not be changed. Copies would cost an allocation for each channel and epoch, and garbage collection time."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
-    """Message numbers at this host's ends of channels, in one epoch.
+    """Sequence numbers at this host's ends of channels in one epoch.
 
     Attributes:
-        sent: number of the last message sent inside the cut, by sender.
-        received: number of the last message consumed inside the cut, by receiver.
-        recorded: number of messages in the channel state, by receiver.
+        sent: sequence number of the last message that the cut contains as sent, by sender and receiver.
+        received: sequence number of the last message that the cut contains as consumed, by receiver and sender.
+        recorded: number of messages in the channel state, by receiver and sender.
     """
 
     sent: Numbers = {}
@@ -82,16 +83,16 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
 NO_NUMBERS: Mapping[str, int] = {}
 
 NOTHING_REPORTED = 0, ChannelNumbers()
-"""Placeholder for an earlier epoch and its numbers."""
+"""An earlier epoch and its channel numbers, if no earlier epoch has been reported."""
 
 
 def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iterable[str]:
-    """Return all senders of messages to an agent."""
+    """Return all senders that occur in either mapping."""
     return received if recorded.keys() <= received.keys() else dict.fromkeys([*received, *recorded])
 
 
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
-    """Return the channel numbers of this host's agents, and of departed agents whose messages still have to be covered."""
+    """Return the channel numbers of this host's agents, and of departed agents whose messages may still be in transit."""
     records = command.records
     return ChannelNumbers(
         {**{agent: record.sent for agent, record in records.items()}, **command.departed},
@@ -105,7 +106,8 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 
 def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) -> EpochReport:
-    """Return the report with its channel columns replaced by these channels. The report's agents come first in its list of names."""
+    """Return the report with its channel columns replaced by `channels`. The first names in the report's list of names must be its
+    agents."""
     places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
@@ -134,7 +136,7 @@ def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) 
 
 
 class NameIndex(dict[str, int]):
-    """Mapping from a name to its index in the list of names, in order of first use."""
+    """Mapping from names to their indexes in a list of names. Looking up a new name appends it."""
 
     def __missing__(self, name: str) -> int:
         place = self[name] = len(self)
@@ -142,7 +144,7 @@ class NameIndex(dict[str, int]):
 
 
 class EpochReports:
-    """Epoch reports of one host to the coordinator."""
+    """Epoch reports that one host sends to the coordinator."""
 
     def __init__(self) -> None:
         self._reports: dict[int, EpochReport] = {}
@@ -150,24 +152,24 @@ class EpochReports:
         self._reported: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """Record the epoch for which the leader on this stream has all reports. The leader will name no older epoch; an open epoch may
-        still need a full report."""
+        """Record the earlier epoch for which the leader on this stream has all reports. The leader will name no older epoch than this, so
+        the numbers of older epochs that have ended are deleted."""
         self._reported[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
-        """Forget for which epochs the leader has reports, since this is unknown on a new stream."""
+        """Forget for which epochs the leader has reports, since a new stream may lead to a new leader."""
         self._reported.clear()
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
-        """Return an earlier epoch to which the report of `epoch` may be relative, and that earlier epoch's numbers."""
+        """Return an earlier epoch to which the report of `epoch` may be relative, and the channel numbers of that earlier epoch."""
         reported = self._reported.get(epoch, 0)
         numbers = self._numbers.get(reported)
         return NOTHING_REPORTED if numbers is None else (reported, numbers)
 
     def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
-        """Keep the report of an epoch, since this host's part of the epoch is durable."""
+        """Keep the report of an epoch once this host's part of the epoch is durable."""
         self._reports[report.epoch] = report
         self._numbers[report.epoch] = numbers
         ended_epochs = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
@@ -175,7 +177,7 @@ class EpochReports:
             del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
-        """Return the report in the form to send now; None if the epoch has ended on this host."""
+        """Return the report to send now, or None if there is no report for this epoch, for example because the epoch has ended."""
         report = self._reports.get(epoch)
         if report is None:
             return None
@@ -185,12 +187,12 @@ class EpochReports:
         return report
 
     def dropped(self, epoch: int) -> None:
-        """Drop the report of an ended epoch. Reports of later epochs may still be relative to this epoch."""
+        """Delete the report of an ended epoch, but keep its channel numbers, since reports of later epochs may be relative to them."""
         self._reports.pop(epoch, None)
         self._reported.pop(epoch, None)
 
     def plan_began(self) -> None:
-        """Drop all reports, since they belong to a history that the new plan has ended."""
+        """Delete all reports, since a new plan has ended the history to which they belong."""
         self._reports.clear()
         self._numbers.clear()
         self._reported.clear()
@@ -200,16 +202,16 @@ WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inp
 
 
 class LogContents(msgspec.Struct, frozen=True):
-    """Entries of host logs beyond the agents' checkpoints; for agents of other hosts, all entries.
+    """Entries of host logs that are newer than the agents' checkpoints. For agents of other hosts, this includes all entries.
 
     Attributes:
-        inputs: inputs to deliver again, in the order of each agent's numbers.
-        dropped: earlier inputs, which are not delivered again.
-        entries: entries of durable turns that no checkpoint holds as ended, in log order. From dropped logs only effects are included: an
-            outside action that was done, or may have been done, is part of every history.
+        inputs: inputs to deliver again, sorted by agent and number.
+        dropped: inputs in logs of dropped plans, which are not delivered again.
+        entries: entries of durable turns that have not ended according to the checkpoints, in log order. From dropped logs only effects are
+            included, since an external action that was or may have been performed is part of every history.
         why_none: reason why the store accepts no host logs, or "".
         log_key: public key for the signatures of this host's batches, or b"".
-        is_authenticated: the store is signed or encrypted.
+        is_authenticated: whether the store is signed or encrypted.
     """
 
     inputs: tuple[LoggedInput, ...] = ()
@@ -223,12 +225,13 @@ class LogContents(msgspec.Struct, frozen=True):
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
     """Seal the logs of all earlier plans, and return their contents.
 
-    The function seals the logs that the coordinator names, even empty ones, since their writers may not have started yet. It also seals
-    logs that are in the store and that the coordinator no longer knows.
+    The function seals all logs that the coordinator names, even empty logs, since their writers may not have started yet. It also seals
+    logs that the store contains but the coordinator no longer knows.
 
     Raises:
-        StoreError: the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was written or removed
-            without a key. None of these errors means that the epoch is damaged: another epoch would need the same logs.
+        StoreError: If the store is currently unavailable, if inputs newer than a checkpoint were deleted, or if a batch is damaged or was
+            written or removed without a key. None of these errors means that the epoch is damaged, since any other epoch would need the
+            same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
@@ -257,7 +260,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     _check_none_missing(store.missing_batches(found_batches, newest))
     for batch_inputs in (dropped, inputs):
         batch_inputs.sort(key=lambda each: (each.agent, each.number))
-    # No entry of a dropped log is needed.
+    # Dropped logs may have gaps, since none of their inputs is delivered.
     _check_whole(inputs, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
     return LogContents(
         tuple(inputs),
@@ -270,8 +273,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """Return the batch; None if the object is a seal, at whatever position. A batch that was deleted meanwhile contains no data that any
-    epoch needs."""
+    """Return the batch, or None if the object is a seal or has been deleted. No epoch needs the data of a deleted batch."""
     try:
         return store.read_batch(log, number)
     except NotFoundError:
@@ -302,22 +304,22 @@ def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None
 
 
 CHUNK_PACK_BYTES = 32 * 2**20
-"""Size at which a pack of new chunks is full. Two packs are written at the same time: one is hashed and copied while the other is written
-to disk. Deletion and compaction work on whole packs."""
+"""Size at which a pack of new chunks is full. Two packs are written at a time: one is hashed and copied while the other is written to disk.
+Deletion and compaction work on whole packs."""
 
 THREADS = 2
-"""Number of threads that write packs of chunks: one thread hashes while the other waits for the disk. An object store may use more
+"""Number of threads that write packs of chunks. One thread hashes while the other waits for the disk. An object store may use more
 threads."""
 
 
 class Capture(msgspec.Struct):
-    """An agent's image with its data, while the channel states of its checkpoint are still being recorded.
+    """An agent's image, kept while the channel states of its checkpoint are still being recorded.
 
     Attributes:
-        image: the image; it is released after `uses` epochs have used it.
-        base_epoch, base: epoch and chunks that the image refers to: the image omits unchanged data of that epoch.
-        started_ns: start of the capture, by the monotonic clock.
-        clock: time at which the agent recorded, by the machine's clock; None if the machine has no such clock.
+        image: image of the state, which is released after `uses` epochs have used it.
+        base_epoch, base: epoch to which the image refers, and its chunks. The image omits data that has not changed since that epoch.
+        started_ns: time at which the capture started, by the monotonic clock.
+        clock: time at which the agent recorded its state, by the machine's boot clock, or None if the machine has no such clock.
     """
 
     known: AgentType
@@ -333,7 +335,7 @@ class Capture(msgspec.Struct):
     clock: BootClock | None = None
 
     def release(self) -> None:
-        """Release one epoch's use of the capture."""
+        """Record that one more epoch no longer needs the capture. The last release frees the image."""
         self.uses -= 1
         if self.uses == 0:
             self.image.release()
@@ -343,8 +345,8 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """This host's durable part of an epoch: the report for the coordinator, all channel numbers, and the chunks that later epochs may refer
-    to."""
+    """This host's durable part of an epoch: the report to the coordinator, all channel numbers, and the chunks that later epochs may
+    reuse."""
 
     report: EpochReport
     numbers: ChannelNumbers
@@ -359,13 +361,13 @@ def write_epoch(
     captures: Captures,
     earlier: tuple[int, ChannelNumbers] = NOTHING_REPORTED,
 ) -> StoredEpoch:
-    """Write this host's part of an epoch as one pack, with further packs if there are many chunks.
+    """Write this host's part of an epoch as one pack, and as further packs if there are many chunks.
 
-    The report lists the channels that have changed since `earlier`.
+    The report lists only channels that have changed since the epoch in `earlier`.
 
     Raises:
-        EncodingError: a state cannot be restored from its image.
-        StoreError: the store cannot be written; nothing refers to partial data.
+        EncodingError: If a state could not be restored from its image.
+        StoreError: If the store cannot be written. No other data in the store refers to partially written data.
     """
     state_bytes = 0
     chunked = {agent: _chunk(store, agent, captures[agent]) for agent in command.records if agent in captures}
@@ -395,7 +397,7 @@ def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
 
 
 def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
-    """Return the chunks to write. A chunk that several agents share is returned once."""
+    """Return the chunks to write. A chunk that several agents share is returned only once."""
     chunks = {chunk.digest: chunk for state in states for chunk in state.new}
     return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunks.values()]
 
@@ -403,8 +405,8 @@ def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
 def _place_chunks(
     store: Store, writer: str, epoch: int, states: Iterable[ChunkedState]
 ) -> tuple[list[PackBlob], list[PackReference]]:
-    """Return the chunks for the epoch's own pack, and further packs. If there are many chunks, all are written to further packs and none is
-    returned."""
+    """Return the chunks for the epoch's own pack, and references to further packs. If there are many chunks, this function writes all of
+    them to further packs and returns no chunks."""
     chunks = new_chunks(states)
     groups = list(group_blobs(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
@@ -419,17 +421,17 @@ def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob])
 
 
 def reported(reference: PackReference) -> ReportedPack:
-    """Return the description of a pack for the report to the coordinator."""
+    """Convert a reference to a pack to the form for the report to the coordinator."""
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
 def check_image(agent: str, known: AgentType, image: StateImage) -> None:
-    """Check that fields hold values of their declared types. Other values could be written, but a recovery from them would fail.
+    """Check that each field's value has the declared type. Other values could be written, but a recovery from them would fail.
 
     Raises:
-        EncodingError: a field holds another type; the message names the agent and the next step.
+        EncodingError: If a field's value does not have the declared type. The message names the agent and the next step.
     """
-    if image.parts:  # Parts have their declared types, since the encoders of these types made them.
+    if image.parts:  # parts have their declared types, since the encoders of these types made them
         return
     try:
         check_skeleton(agent, known, image.skeleton, image.authors.handlers)
@@ -439,12 +441,12 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
 
 
 def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
-    """Make a checkpoint from an agent's image and its recorded channel states. An agent without an image is unborn."""
+    """Build a checkpoint from an agent's image and its recorded channel states. An agent without an image is unborn."""
     in_transit = {
         sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
         for sender, messages in record.in_transit.items()
     }
-    if capture is None:  # unborn: the message that creates the agent is in transit
+    if capture is None:  # unborn, since its creation message is in transit
         return AgentCheckpoint(
             agent=agent, kind="", incarnation=0, number=0, epoch=record.epoch, is_unborn=True, is_started=False,
             is_leaving=False, state=b"", state_type="", state_version=0, state_fields={}, sent=record.sent,
@@ -458,7 +460,7 @@ def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, par
 def image_of(
     agent: str, capture: Capture, parts: list[StatePart], *, sent: dict[str, int], received: dict[str, int]
 ) -> AgentCheckpoint:
-    """Make a checkpoint from an agent's image; the checkpoint does not belong to a cut yet."""
+    """Build a checkpoint from an agent's image. The checkpoint is not part of a cut yet."""
     known, control = capture.known, capture.control
     of_state, journal = split_journal(parts)
     return AgentCheckpoint(
@@ -478,7 +480,8 @@ def image_of(
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
-    """Return the report for the coordinator, without channels. The report lists agents as parallel columns, and each name once."""
+    """Return the report for the coordinator, without channels. The report's columns are parallel tuples, which refer to agents by their
+    indexes in `names`."""
     places = {agent: place for place, agent in enumerate(command.records)}
     records = command.records.values()
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
@@ -499,24 +502,24 @@ def _report_of(
 
 
 class LoadProgress:
-    """Progress of loading: the coordinator waits for a host as long as the host makes progress.
+    """Counts progress in loading agents. The coordinator waits for a host as long as this count increases.
 
-    User code that makes agents and migrates states may be slow: while such code runs, each second counts as a step.
+    User code that creates agents or migrates states may be slow, so while it runs, each second counts as a step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
-        """`limit_s`: longest time for which one piece of user code counts as progress."""
+        """`limit_s` is the longest time for which one call of user code counts as progress, or None if there is no limit."""
         self._now_ns = now_ns
         self._limit_s = limit_s
         self._steps = 0
         self._since_ns: int | None = None
 
     def step(self) -> None:
-        """Count one checkpoint that was read, or one agent that was made."""
+        """Count one step: a checkpoint has been read, or an agent has been loaded."""
         self._steps += 1
 
     def steps(self) -> int:
-        """Return the number of steps so far. Another thread calls this method."""
+        """Return the number of steps so far. This method may be called from another thread."""
         since_ns = self._since_ns
         if since_ns is None:
             return self._steps
@@ -525,7 +528,7 @@ class LoadProgress:
 
     @contextlib.contextmanager
     def in_users_code(self) -> Iterator[None]:
-        """Run one piece of the user's code, and count its end as a step."""
+        """Mark the block as a call of user code, and count its end as a step."""
         self._since_ns = self._now_ns()
         try:
             yield
@@ -535,9 +538,10 @@ class LoadProgress:
 
 
 class LoadedLine(msgspec.Struct):
-    """Agents of a recovery line on one host: their data for the core, their objects, and the chunks of their parts.
+    """The agents of a recovery line on one host: their data for the core, their objects, and the chunks of their states' parts.
 
-    `buffers`: sizes of the buffers that a capture will need, to be allocated in advance. `logged`: contents of host logs beyond the line.
+    `buffers` contains the sizes of the buffers to allocate in advance for captures. `logged` contains the entries of host logs beyond the
+    recovery line.
     """
 
     agents: list[ev.LoadedAgent]
@@ -554,16 +558,16 @@ def load_line(
     progress: LoadProgress | None = None,
     clock: BootClock | None = None,
 ) -> LoadedLine:
-    """Make the agents of a recovery line: initial agents from the fleet's definition, others from their checkpoints.
+    """Load the agents of a recovery line from their checkpoints, or, without a line, create them from the fleet's definition.
 
-    All checkpoints are read, and their versions checked, before the first state is made. `progress` counts each checkpoint read and each agent made.
-    The time on `clock` since a checkpoint counts towards the agent's timers.
+    All checkpoints are read, and their state versions are checked, before the first state is decoded. `progress` counts each checkpoint
+    that is read and each agent that is loaded. `clock` measures the time since a checkpoint, which is deducted from the agent's timers.
 
     Raises:
-        DamagedDataError: a checkpoint is damaged; no data of the checkpoint was used (G11).
-        SnaplineError: an agent cannot be made; the message names the agent.
+        DamagedDataError: If a checkpoint is damaged. None of its data has been used (G11).
+        SnaplineError: If an agent cannot be created. The message names the agent.
     """
-    if not command.agents:  # a host that joined after the line has no agents in it
+    if not command.agents:  # a host that joined after the recovery line has no agents in it
         return LoadedLine([], {}, {})
     progress = progress or LoadProgress()
     if command.line_epoch == 0 or store is None:
@@ -601,7 +605,8 @@ def load_line(
 def _with_whole_turn(
     loaded: ev.LoadedAgent, checkpoint: AgentCheckpoint, reader: PartReader, table: ChunkTable
 ) -> ev.LoadedAgent:
-    """Restore the agent's turn with its whole journal. The journal's chunks need not be written again."""
+    """Restore an agent's durable turn with its whole journal. The journal's chunks are added to `table`, so that they need not be written
+    again."""
     assert checkpoint.journal_part is not None
     table.digests |= {chunk.digest: chunk for chunk in checkpoint.journal_part.chunks()}
     (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])

@@ -1,13 +1,13 @@
-"""Failures, a part of the host core: keeps failed agents, messages that crashed agents or whole processes, dead letters, and rollback
+"""The part of the host core for failures: keeps failed agents, messages that crashed agents or whole processes, dead letters, and rollback
 requests.
 
-*Deaths of processes.* A message that has killed more processes than its limit gets no more turns. The coordinator counts the deaths
+*Deaths of processes.* A message that has killed more processes than its limit allows gets no more turns. The coordinator counts the deaths
 (`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a digest of its message
-and sender, which survive any recovery. The message's number on its channel does not survive, since a sender that was rolled back may send
-in another order. So equal messages of one sender count as one.
+and sender, since these remain the same after any recovery. The message's sequence number may change, since a sender that was rolled back
+may send in a different order. So equal messages from one sender are counted together.
 
-*Rollback requests* (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the turn's message keeps its place. The
-suspended agent takes checkpoints like any agent between two turns. Any plan ends the suspension.
+*Rollback requests* (`ctx.rollback`). An agent that requests a rollback is suspended. Its turn has no effect, and the turn's message stays
+first in the mailbox. Like any agent between two turns, a suspended agent takes checkpoints. Any plan ends the suspension.
 """
 
 import zlib
@@ -28,14 +28,15 @@ from snapline.storage.packs.checkpoint import DeadLetterRecord
 DIGEST_BYTES = 8
 
 HEAD_BYTES, END_BYTES = 1024, 65_536
-"""Of a larger message, only a head and an end of these sizes are digested. Digesting all of 64 MiB would take 30 ms."""
+"""Sizes of the head and the end of a message that are digested. To digest all of 64 MiB would take 30 ms."""
 
 _SEPARATELY_DIGESTED = (CAPTURE, "letter")
-"""Kinds of turns with separate digests: an operator's retry of a dead letter always runs, even if the message killed processes before."""
+"""Kinds of turns with separate digests. So an operator's retry of a dead letter always runs, even if the message has killed processes
+before."""
 
 
 class MessageSample:
-    """Head, size and end of a message, which represent the message in its digest."""
+    """Head, size and checksum of the end of a message, from which its digest is computed."""
 
     __slots__ = ("end", "head", "size_bytes")
 
@@ -47,7 +48,7 @@ class MessageSample:
 
 
 def digest_of_turn(what: str, sender: str, sample: MessageSample) -> bytes:
-    """Return a digest that is the same for the same message of the same sender."""
+    """Return a digest that is the same for equal messages from the same sender."""
     prefix = what if what in _SEPARATELY_DIGESTED else ""
     head = f"{prefix}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
     return digest_of(head + sample.head)[:DIGEST_BYTES]
@@ -57,7 +58,7 @@ class TurnDeaths:
     """Turns of this host's agents during which processes have died.
 
     Attributes:
-        known: (agent, digest) → record in the plan. The mapping is almost always empty, so check this first.
+        known: mapping from (agent, digest) to the plan's record of the deaths. It is almost always empty, so callers check this first.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -66,24 +67,25 @@ class TurnDeaths:
         self._survived: list[msg.TurnSurvived] = []
 
     def plan_received(self, deaths: tuple[TurnDeath, ...]) -> None:
-        """Take over the deaths of a new plan."""
+        """Replace the known deaths by those in a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
         self._survived.clear()
 
     def welcomed(self) -> None:
-        """Repeat reports that the coordinator may not have received."""
+        """Resend reports that the coordinator may not have received."""
         self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
-        """Return the deaths because of which this turn must not run; None if it may run."""
+        """Return the record of the deaths that forbid this turn, or None if the turn may run."""
         if not any(name == agent for name, _ in self.known):
             return None
         death = self.known.get((agent, digest_of_turn(what, sender, MessageSample(payload))))
         return None if death is None or death.times <= death.limit else death
 
     def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
-        """Report a turn that has succeeded. After a retry the message itself may have turns again."""
+        """Report to the coordinator that a turn with known deaths has succeeded. After a successful retry by an operator, the message
+        itself may get turns again too."""
         sample = MessageSample(payload)
         for kind in dict.fromkeys((what, "message") if what == "letter" else (what,)):
             key = agent, digest_of_turn(kind, sender, sample)
@@ -97,8 +99,8 @@ class HostRollbacks:
     """Rollback requests of this host's agents.
 
     Attributes:
-        wanted: agent → rollback request under this plan.
-        refused: agent → reason why the agent stays suspended.
+        wanted: rollback requests under the current plan, by agent.
+        refused: reasons why requests were refused, by agent. These agents stay suspended.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -107,17 +109,17 @@ class HostRollbacks:
         self.refused: dict[str, str] = {}
 
     def reset(self) -> None:
-        """Clear all requests, since a recovery plan ends the history of every agent here."""
+        """Clear all requests when a recovery plan ends the history of all agents on this host."""
         self.wanted.clear()
         self.refused.clear()
 
     def welcomed(self) -> None:
-        """Repeat requests that the coordinator may not have received, or that a new leader must know. Refused requests are repeated too,
-        for `status`."""
+        """Repeat all requests, since the coordinator may not have received them, or has a new leader. Refused requests are repeated too,
+        since `status` shows them."""
         self._shared.out.extend(self.wanted.values())
 
     def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent whose turn has ended with this request; the turn's message is back at its place."""
+        """Suspend an agent whose turn ended with this request. The caller has put the turn's message back into the mailbox."""
         agent.retry_ns = NEVER_RETRIED_NS
         message = msg.WantRollback(
             agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place
@@ -130,7 +132,7 @@ class HostRollbacks:
         self._shared.out.append(message)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:
-        """Keep a refused agent suspended, and log the refusal once."""
+        """Record that a request was refused, and log the refusal once. The agent stays suspended."""
         request = self.wanted.get(event.agent)
         if request is not None and request.incarnation == event.incarnation and event.agent not in self.refused:
             self.refused[event.agent] = event.reason
@@ -138,20 +140,20 @@ class HostRollbacks:
 
 
 POISON_KEPT = 1000
-"""Largest number of remembered messages that crashed an agent with on_error "recover"; the oldest are dropped first."""
+"""Largest number of remembered messages that crashed an agent with on_error "recover". Above it, the oldest are forgotten."""
 
 Poison = tuple[str, str, bytes]
-"""Identity of a message that crashed its agent: agent, sender, payload."""
+"""Identity of a message that crashed its agent: the agent, the sender and the payload."""
 
 
 class HostFailures:
-    """Failed agents and messages. Dead letters count as consumed.
+    """Keeps failed agents and crash counts, and makes messages dead letters. Dead letters count as consumed.
 
     Attributes:
-        failed: agent that takes no more turns under this plan → reason.
-        poison: message that crashed its agent → number of crashes, and its limit. Kept across plans.
-        rollbacks: agents that request a rollback of the fleet.
-        deaths: turns in which processes have died.
+        failed: agents that run no more turns under the current plan, with the reasons.
+        poison: mapping from messages that crashed their agents to the number of crashes and the limit. It is kept across plans.
+        rollbacks: rollback requests of this host's agents.
+        deaths: turns during which processes have died.
     """
 
     _mode: HostMode
@@ -164,16 +166,16 @@ class HostFailures:
         self.deaths = TurnDeaths(shared)
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     def reset(self) -> None:
-        """Clear failed agents and rollback requests, since a recovery plan ends the history of every agent here."""
+        """Clear failed agents and rollback requests when a recovery plan ends the history of all agents on this host."""
         self.failed.clear()
         self.rollbacks.reset()
 
     def welcomed(self) -> None:
-        """Repeat reports that the coordinator may not have received."""
+        """Resend reports that the coordinator may not have received."""
         for agent, reason in self.failed.items():
             self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
@@ -182,14 +184,15 @@ class HostFailures:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def fail(self, agent: LocalAgent, reason: str) -> None:
-        """Fail the agent. Until a plan has restored the agent, it takes no turns and sends no messages."""
+        """Mark the agent as failed, and report this to the coordinator. Until a plan has restored it, it starts no turn and sends no
+        message."""
         agent.is_failed = True
         self.failed[agent.id] = reason
         self._shared.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """Fail the agent, since its state cannot be trusted after this entry's turn."""
+        """Count a crash, and mark the agent as failed, since its state is unreliable after this entry's failed turn."""
         key = _poison_of(agent, entry)
         self.poison[key] = (self.poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self.poison) > POISON_KEPT:
@@ -197,12 +200,11 @@ class HostFailures:
         self.fail(agent, event.error)
 
     def forgive(self, agent: LocalAgent, entry: Entry) -> None:
-        """Drop the crash count of an entry whose turn has succeeded."""
+        """Forget the crash count of an entry whose turn has succeeded."""
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether this message has crashed the agent more often than its limit allows. Such a message is dead-lettered without a
-        turn."""
+        """Return whether this message has crashed the agent more often than its limit allows. If so, dead-letter it without a turn."""
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False
@@ -214,7 +216,7 @@ class HostFailures:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        """Make the entry a dead letter of its receiver; the caller consumes it."""
+        """Make the entry a dead letter of its receiver. The caller must consume the entry."""
         sender, payload, key = sender_of(agent, entry), entry.payload, key_of(entry)
         is_command = isinstance(entry, OperatorCommandEntry)
         again = dead_letters.take_failed_retry(agent, payload, key) if is_command else None
@@ -241,7 +243,7 @@ class HostFailures:
 
 
 def last_line(text: str) -> str:
-    """Return the message of an error, without its traceback."""
+    """Return the last line of an error's text, which is the error's message without the traceback."""
     return text.rstrip().rpartition("\n")[2]
 
 

@@ -1,33 +1,35 @@
-"""Effects, a part of the host core: runs calls with consequences outside the fleet, such as payments, mails and orders.
+"""The part of the host core for effects: runs calls with consequences outside the fleet, such as payments, mails and orders.
 
 Theory of operation
 -------------------
-An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`;
-output commit: Strom and Yemini 1985). A turn that requests an effect waits for an entry of its journal. In the same step the agent emits
-the intent, under a topic reserved for effects, and requests an epoch. Once released, the intent is part of the state that every recovery
-restores. So no failure undoes a turn that has acted outside, and no outside action has to be reconciled afterwards (G12). One step puts the
-outcome into the journal, into the window of keys (`agent_effects.py`), and among the agent's outputs.
+An effect is called only after its *intent* has been released as an output of its agent (`host_outputs.py`; output commit: Strom and Yemini
+1985). When a turn requests an effect, it waits for a journal entry, and at the same time the agent emits the intent under a reserved topic
+and requests an epoch. Once the intent is released, every recovery restores a state that contains it. So no failure undoes a turn that has
+acted outside, and no external action has to be reconciled afterwards (G12). The outcome is added to the journal, to the window of keys
+(`agent_effects.py`) and to the agent's outputs at the same time.
 
-A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will
-release it, so an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open effect
-from a checkpoint is *in doubt*, and one of three things happens:
+A recovery restores the turn, the open effect and the window from the same checkpoint. The epoch of that checkpoint has released or will
+release the intent, so an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open
+effect from a checkpoint is *in doubt*, and it is treated in one of three ways:
 
-- The effect is called again under the same key, which its service must recognize.
-- With a probe, the service is asked first.
-- An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
-  the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
+- By default the effect is called again with the same key, so the external service must detect duplicate keys.
+- If the effect has a probe, the probe first asks the service whether the effect was performed.
+- If the effect must not be repeated, it is not called, and the agent waits for an operator's decision. Before such an effect is called for
+  the first time, a *mark* is written to the host log. Logs of earlier plans are sealed before they are read, so if there is no mark, no
+  earlier incarnation has called the effect or will call it.
 
-An operator's resolution is an input that the waiting turn consumes (`dead_letters.py`). "Done" becomes the outcome. "Not done" allows the
-call. But after a recovery to a state before the resolution, the turn would consume it again, although a call may have been made since. So
-the resolution is also an output, and the call waits until that output is released, as for an intent.
+An operator's resolution is an input that the waiting turn consumes (`dead_letters.py`). "Done" becomes the outcome, and "not done" allows
+the call. But after a recovery to a state before the resolution, the turn would consume the resolution again, although the effect may have
+been called since. So the resolution is also emitted as an output, and the call waits until this output is released, as for an intent.
 
-A turn that fails permanently leaves its effects behind. Right after it, a turn in the agent's stash undoes the effects that have
-compensations, newest first; each compensation is an effect like any other. The other effects are recorded as left.
+If a turn with effects fails permanently, the agent's next turn, which is put into its stash, undoes the effects that have compensations,
+newest first. Each compensation is itself an effect. Effects without compensations are recorded as left.
 
-*Quiesce.* Before agents move or a host stops, the coordinator lets no effect begin and waits for running calls. Otherwise the plan would
-put these effects in doubt.
+*Quiesce.* Before agents move or a host stops, the coordinator holds back new effects and waits for running calls. Otherwise the next plan
+would put these effects in doubt.
 
-Carries G12. Uniqueness outside depends on services that honour keys: this module cannot fence a call in progress.
+Guarantees: this module carries G12. External actions are unique only if the external services honour keys, since this module cannot fence a
+call in progress.
 """
 
 import msgspec
@@ -54,8 +56,8 @@ class Effects:
     """Effects of this host's agents.
 
     Attributes:
-        are_refused: the fleet is a fork that may not do effects.
-        are_held: no effect begins until the next Quiesce, plan or stream.
+        are_refused: whether the fleet is a fork that must not perform effects.
+        are_held: whether new effects wait until the next Quiesce, plan or stream.
     """
 
     def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog) -> None:
@@ -64,18 +66,18 @@ class Effects:
         self._steps = steps
         self.are_refused = self.are_held = False
         self._number = 0
-        """Number of the Quiesce directive that must be answered; 0: none."""
+        """Number of the Quiesce directive that must still be answered, or 0 if there is none."""
 
     def welcomed(self, *, are_refused: bool) -> None:
-        """Set whether the fleet may do effects, as the coordinator reports."""
+        """Set whether the coordinator forbids the fleet to perform effects."""
         self.are_refused = are_refused
 
     def reset(self) -> None:
-        """End the hold on effects, since a recovery plan ends the history of every agent here."""
+        """Stop holding effects when a recovery plan ends the history of all agents on this host."""
         self.are_held, self._number = False, 0
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold effects, or continue with held effects."""
+        """Start holding effects, or call the effects that were held."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
             self._tell_quiesced()
@@ -85,7 +87,7 @@ class Effects:
                 self.released(agent)
 
     def _tell_quiesced(self) -> None:
-        """Answer the coordinator, if it waits and no effect is being called."""
+        """Answer the coordinator's Quiesce, if any, once no effect is being called."""
         agents = self._shared.agents.values()
         if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
             self._shared.out.append(Quiesced(self._number))
@@ -94,7 +96,8 @@ class Effects:
     # ---- calling --------------------------------------------------------------------------------------------------
 
     def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
-        """Open the effect that a handler waits for, or return the known outcome of its key in the journal's form; None if it is open."""
+        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known, return the outcome and the
+        result for the journal instead."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
@@ -116,24 +119,24 @@ class Effects:
         return None
 
     def identity(self, agent: LocalAgent) -> str:
-        """Return the identity of the open effect within its agent: for its entry in the journal and in the host log."""
+        """Return the identity of the agent's open effect, for its entry in the journal and in the host log."""
         assert agent.effects is not None and agent.effects.open is not None
         opened = agent.effects.open
         return f"{opened.key}#{opened.generation}"
 
     def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
-        """Return the identity of an effect that need not be called."""
+        """Return the identity of an effect that does not need to be called."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         return f"{key}#{generation}"
 
     def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
-        """Call the effect as soon as its intent is released, unless an operator has to decide."""
+        """Call the open effect as soon as its intent is released, unless an operator must first decide about it."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
         if opened.is_marked and not opened.is_begun and not opened.is_repeated:
-            effects.is_in_doubt = False  # no incarnation has called the effect, although it comes from a checkpoint
+            effects.is_in_doubt = False  # no incarnation has called it, since there is no mark
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
             self._shared.note("error", _needs_people(agent.id, opened))
@@ -142,7 +145,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, opened)
 
     def released(self, agent: LocalAgent) -> None:
-        """Call the open effect if its intent is among the released outputs."""
+        """Call the open effect if its intent has been released."""
         effects, turn = agent.effects, agent.turn
         if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
             self._call_if_released(agent, turn, effects, effects.open)
@@ -150,11 +153,11 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """Call the effect, if no recovery can undo its intent any more; otherwise request an epoch."""
+        """Call the effect if its intent has been released, so that no recovery can undo it. Otherwise request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        if self.are_held and not effects.is_called:  # a marked effect is called even now: it counts as called
+        if self.are_held and not effects.is_called:  # an effect with a mark counts as called already
             effects.is_ready = True
             return
         effects.is_ready, effects.is_called = False, True
@@ -170,14 +173,15 @@ class Effects:
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Call an effect whose mark is in the log, so that no later incarnation can assume that the effect was not called."""
+        """Call an effect now that its mark is durable in the log. No later incarnation can now assume that the effect was not called."""
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
-        """Record an operator's resolution that the effect was not done. The effect is called when no recovery can undo the resolution."""
+        """Record an operator's resolution that the effect was not done. The effect is called as soon as no recovery can undo the
+        resolution."""
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
         effects.not_done(1 + agent.outputs.number)
@@ -187,7 +191,8 @@ class Effects:
     # ---- endings --------------------------------------------------------------------------------------------------
 
     def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
-        """End an effect that was called, or that an operator has resolved. `late_s`: longest time that its last call may still run."""
+        """Record the end of an effect that was called, or that an operator resolved. `late_s` says for how long its last call may still
+        run."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         is_done = outcome == DONE
@@ -198,14 +203,15 @@ class Effects:
         self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """End a turn that succeeded, and keep its effects."""
+        """Handle the end of a turn that succeeded. Its effects remain done."""
         if agent.effects is not None:
             agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """End a turn that failed permanently. Return the message of the turn that undoes its effects, newest first, or b"".
+        """Handle a turn that failed permanently. Return the message of the turn that undoes its effects, newest first, or b"" if there are
+        none to undo.
 
-        The turn may have failed before it reached an effect that an earlier incarnation possibly called: that effect is undone as well.
+        If the turn failed before the end of its open effect, that effect is undone too, since a call of it may have been made.
         """
         effects = agent.effects
         if effects is None:
@@ -226,8 +232,8 @@ class Effects:
         return undo_payload(to_undo) if to_undo else b""
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
-        """Return a new record of an effect that this turn has taken over from a discarded history, since the ledger has lost that history's
-        records."""
+        """Return a new ledger record of an effect that this turn has taken over from a discarded history. The ledger no longer has that
+        history's records."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         outside = outside_key(self._shared.cluster, agent.id, key, generation)

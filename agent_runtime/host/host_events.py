@@ -1,11 +1,11 @@
 """Events and commands of a host core.
 
-Events are named in the past tense and come from the adapters: links, turns, store and clock. Commands are named as imperatives; the
-adapters carry them out in order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`,
-and the core receives and sends these messages unchanged.
+Events have names in the past tense and come from the adapters: links, turns, store and clock. Commands have imperative names, and the
+adapters execute them in order before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`. The
+core receives and sends these messages unchanged.
 
-The file begins with the events and commands of every fleet. Sections follow for durable turns, for observers that watch messages (`is_watched`), for
-the host's log, for dead letters, for users' views of agents, and for sends that do not come from a turn.
+The first sections contain the events and commands that all fleets use. The other sections are about durable turns, observers of messages
+(`is_watched`), the host log, dead letters, views of agents, and messages that no turn sends.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ Emission = tuple[str, bytes, int]
 """Topic, payload and wall-clock time of an output."""
 
 Log = dict[str, list[InTransitMessage]]
-"""A sender log: receiver → messages sent since the sender's previous checkpoint, in order."""
+"""A sender log: mapping from receivers to the messages sent to them since the sender's previous checkpoint, in order."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +61,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 Heard = Event | msg.Directive
-"""Input of a host core. Directives of the coordinator are passed to the core unchanged as events, except for the recovery plan."""
+"""Input of a host core. The coordinator's directives are passed to the core unchanged, except for the recovery plan."""
 
 HostOutput = Command | msg.HostMessage
 """Output of a host core: a command, or a `HostMessage` that is sent to the coordinator."""
@@ -78,9 +78,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn.
+    """An agent that the adapter has loaded: in its initial state (`checkpoint` is None), restored from a checkpoint, or unborn.
 
-    `passed_ns`: time since the checkpoint, as far as the machine's clock can tell.
+    `passed_ns` is the time since the checkpoint, or 0 if the machine's clock cannot measure it.
     """
 
     agent: str
@@ -93,11 +93,11 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet starts or restarts from the recovery line of epoch `line_epoch`; 0 = the initial states. `logs`: host logs of earlier
-    plans, perhaps unsealed.
+    """The fleet starts or restarts from the recovery line of epoch `line_epoch`, or from the agents' initial states if it is 0. `logs` are
+    the host logs of earlier plans, which may be unsealed.
 
-    `drop_before`: logs of plans with lower numbers than this are dropped beyond the line. `deaths`: turns during which processes have
-    died. `newest`: log → newest batch known to the coordinator.
+    Log entries beyond the recovery line are dropped if they belong to plans with lower numbers than `drop_before`. `deaths` are the turns
+    during which processes died. `newest` contains the newest batch of each log that the coordinator knows.
     """
 
     number: int
@@ -121,7 +121,7 @@ class StreamOpened(Event, frozen=True, gc=False):
 
 
 class PeerKnocked(Event, frozen=True, gc=False):
-    """A host that may not dial this one has asked to be dialled."""
+    """A host that must not dial this host has asked this host to dial it."""
 
     hello: LinkHello
 
@@ -136,7 +136,7 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class WriteReady(Event, frozen=True, gc=False):
-    """The writer of the stream to `peer` is free: at most one `WriteFrame` comes back."""
+    """The writer of the stream to `peer` is ready. The core responds with at most one `WriteFrame`."""
 
     peer: str
 
@@ -144,9 +144,10 @@ class WriteReady(Event, frozen=True, gc=False):
 class AgentsLoaded(Event, frozen=True, gc=False):
     """The plan's agents are loaded, and the logs of earlier plans sealed and read.
 
-    `inputs`: inputs of these logs for all agents, in the order of each agent's numbers; `dropped`: earlier inputs, which are not delivered again;
-    `entries`: entries of durable turns, in log order. `why_no_log`: reason why the store takes no host logs, or "". `log_key`: public key for
-    signed batches, or b"". `is_authenticated`: the store is signed or encrypted."""
+    `inputs` are the inputs in these logs for all agents, sorted by number for each agent. `dropped` are earlier inputs, which are not
+    delivered again. `entries` are the entries of durable turns, in log order. `why_no_log` is the reason why the store accepts no host
+    logs, or "". `log_key` is the public key for signed batches, or b"". `is_authenticated` says whether the store is signed or
+    encrypted."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -159,8 +160,8 @@ class AgentsLoaded(Event, frozen=True, gc=False):
 
 
 class LoadFailed(Event, frozen=True, gc=False):
-    """The recovery line cannot be loaded. `damaged_epoch` is 0 if no epoch is damaged; `may_pass`: the failure may be temporary, since the
-    store cannot be read now."""
+    """The recovery line cannot be loaded. `damaged_epoch` is 0 if no epoch is damaged. `may_pass` says whether the failure may be temporary
+    because the store is currently unreadable."""
 
     plan: int
     damaged_epoch: int
@@ -170,8 +171,8 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 
 class TurnEnded(Event, frozen=True, gc=False):
-    """The handler has returned; or, if `pause` is set, a segment of a durable turn has ended. `is_durable`: this is the last segment of a
-    durable turn, perhaps its only one."""
+    """The handler has returned, or, if `pause` is set, a segment of a durable turn has ended. `is_durable` says whether this is the last
+    segment of a durable turn."""
 
     agent: str
     incarnation: int
@@ -188,9 +189,9 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 
 class TurnFailed(Event, frozen=True, gc=False):
-    """The handler raised. `on_error`, `retries` and the waits before retries are those of the agent's class. `is_final`: a retry would fail
-    too; `is_divergent`: the durable turn did not repeat its requests; `is_durable`: the turn is durable; `rollback`: the handler requests a
-    rollback of the fleet; `is_of_step`: a failed step is the cause."""
+    """The turn failed. `on_error`, `retries` and `waits_ns` (the waits before retries) are taken from the agent's class. `is_final` says
+    whether a retry would fail too. `is_divergent` says whether a repeated durable turn made different requests. `rollback` is set if the
+    handler requested a rollback. `is_of_step` says whether a failed step is the cause."""
 
     agent: str
     incarnation: int
@@ -222,7 +223,7 @@ class EpochNotStored(Event, frozen=True, gc=False):
 
 
 class CaptureFailed(Event, frozen=True, gc=False):
-    """A state could not be encoded; the epoch cannot complete."""
+    """A state could not be encoded, so the epoch cannot complete."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -230,14 +231,14 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """The time that an agent paused for its checkpoint was measured, since the policy needs this time."""
+    """The adapter has measured for how long an agent paused for its checkpoint, which the policy needs to know."""
 
     agent: str
     cost_ns: int
 
 
 class CheckpointFailed(Event, frozen=True, gc=False):
-    """A state could not be encoded. The agent could not be restored to this point, so the agent cannot continue."""
+    """The state for an agent's checkpoint could not be encoded. The agent could not be restored to this point, so it cannot continue."""
 
     agent: str
     incarnation: int
@@ -245,8 +246,8 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreStatusChanged(Event, frozen=True, gc=False):
-    """The store's readiness for checkpoints has changed. `is_busy`: too many checkpoints wait; `problem`: reason why the store accepts
-    none, or ""; `is_full`: no more checkpoints can wait."""
+    """The store's readiness for checkpoints has changed. `is_busy` says whether too many checkpoints wait, and `is_full` whether no more
+    checkpoints may wait. `problem` is the reason why the store accepts no checkpoints, or ""."""
 
     is_busy: bool
     problem: str
@@ -254,17 +255,18 @@ class StoreStatusChanged(Event, frozen=True, gc=False):
 
 
 class OfferedInput(msgspec.Struct, frozen=True, gc=False):
-    """A message from outside the fleet. `payload`: result of `encode_message`; `key`: the client's key, by which a repetition is
-    recognized."""
+    """A message from outside the fleet. `payload` is the result of `encode_message`. `key` is the client's key, by which duplicates are
+    detected."""
 
     agent: str
     key: str
     payload: bytes
-    is_operator_command: bool = False  # an operator command, not a client's input
+    is_operator_command: bool = False  # whether this is an operator command, not a client's input
 
 
 class InputsOffered(Event, frozen=True, gc=False):
-    """A client's request with inputs. The core answers with one AnswerInputs of this number. `wall_ns`: this host's time since 1970."""
+    """A client has sent a request with inputs. The core replies with one AnswerInputs with the same request number. `wall_ns` is this
+    host's wall-clock time since 1970."""
 
     request: int
     client: str
@@ -273,8 +275,8 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 
 class ReplyAwaited(Event, frozen=True, gc=False):
-    """A client waits for the answer to the input with this key: until the turn's end if `is_early`, otherwise until a complete epoch. The
-    core answers with one AnswerAsk."""
+    """A client waits for the reply to the input with this key. The core sends the reply in one AnswerAsk: at the end of the turn if
+    `is_early`, otherwise when a complete epoch contains the turn."""
 
     request: int
     agent: str
@@ -283,10 +285,10 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an input. `reply`: answer of its turn, in the form of `encode_message`; b"" if there is none.
+    """Outcome of an input. `reply` is the reply of its turn as returned by `encode_message`, or b"" if there is none.
 
-    `status`: "replied": the turn has succeeded; "buried": the input is a dead letter; "retry": the input is not known on this host now;
-    "unknown": the input was never received, or was forgotten. `reason`: reason for "retry" or "unknown".
+    `status` is "replied" (the turn has succeeded), "buried" (the input is a dead letter), "retry" (the input is currently unknown on this
+    host) or "unknown" (the input was never received, or has been forgotten). `reason` explains "retry" and "unknown".
     """
 
     status: str
@@ -296,11 +298,11 @@ class AskAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The clock has passed `wakeup_ns`."""
+    """The clock has reached the core's `wakeup_ns`."""
 
 
 class BatchEnded(Event, frozen=True, gc=False):
-    """The adapter has no more turns to run now, so the core sends the items queued for links."""
+    """The adapter has no more turns to run at the moment, so the core should send the items queued for links."""
 
 
 MODE_EVENTS: tuple[type[Heard], ...] = (
@@ -314,17 +316,17 @@ MODE_EVENTS: tuple[type[Heard], ...] = (
 
 
 TurnKind = Literal["start", "create", "message", "timer", "input", "letter", "stashed", "segment"]
-"""Kinds of turns: "start" runs `on_start`; the message of "create" makes the agent; "letter" is the turn of an operator command; a "stashed"
-message or input was consumed before, during a durable turn; "segment" is the next segment of a durable turn. Files and traces contain these
-words."""
+"""Kinds of turns. "start" runs `on_start`, and "create" creates the agent from a creation message. "letter" is the turn of an operator
+command. "stashed" handles a message or input that was consumed earlier, during a durable turn. "segment" is the next segment of a durable
+turn. These words must not change, since files and traces contain them."""
 
 
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    A "segment" runs after the awaited entry was `found`, or runs all segments of `turn` again. `number`: number of a durable
-    turn among those of its agent; `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without
-    calling its handler; such a turn still creates its agent if `is_made` is true."""
+    A "segment" continues its turn with the entry `found`, or runs all segments of `turn` again. If the turn is durable, `number` is its
+    number among the agent's durable turns, and `logged` are the host-log entries for turns with that number. If `refusal` is not empty, the
+    turn fails for this reason without calling its handler. Such a turn still creates its agent if `is_made` is true."""
 
     agent: str
     incarnation: int
@@ -346,7 +348,7 @@ class UndoTurn(Command, frozen=True, gc=False):
 
 
 class Control(msgspec.Struct, frozen=True):
-    """Contents of an agent's checkpoint besides its state and channels."""
+    """Contents of an agent's checkpoint except for its state and channels."""
 
     incarnation: int
     number: int
@@ -363,19 +365,19 @@ class Control(msgspec.Struct, frozen=True):
     outputs: SavedOutputs = NO_OUTPUTS
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
-    dead_letter_numbers: DeadLetterNumbers | None = None  # None: derived from their count
-    sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` has the other entries
+    dead_letter_numbers: DeadLetterNumbers | None = None  # None if they follow from the count
+    sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` contains all other entries
     durable_turns: int = 0
     effects: SavedEffects | None = None
 
     @property
     def ended_turns(self) -> int:
-        """Number of durable turns that have ended."""
+        """Number of the agent's durable turns that have ended."""
         return self.durable_turns - (self.turn is not None)
 
 
 class CaptureState(Command, frozen=True, gc=False):
-    """Take the image of an agent's state now; the image is used for all these epochs."""
+    """Take an image of an agent's state now, to be used for all these epochs."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -383,15 +385,16 @@ class CaptureState(Command, frozen=True, gc=False):
 
 
 class TakeCheckpoint(Command, frozen=True, gc=False):
-    """Take the image of an agent's state now, and make the image durable later, together with the agent's log.
+    """Take an image of an agent's state now. Make it durable later, together with the agent's sender log.
 
     Attributes:
         basis: "initial", "basic", "forced" or "tentative".
-        round: koo-toueg round of a tentative checkpoint, else 0.
-        sent, received: number of the last message sent and consumed, by channel.
-        changed_sent, changed_received: numbers that differ from the agent's previous checkpoint.
-        log: messages sent since the previous checkpoint.
-        turns: number of turns since the previous checkpoint.
+        round: number of the koo-toueg round of a tentative checkpoint, or 0 for any other checkpoint.
+        sent, received: sequence number of the last message sent to, and consumed from, each other agent.
+        changed_sent, changed_received: the sequence numbers in `sent` and `received` that have changed since the agent's previous
+            checkpoint.
+        log: messages that the agent has sent since its previous checkpoint.
+        turns: number of the agent's turns since its previous checkpoint.
     """
 
     agent: str
@@ -407,7 +410,8 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
 
 class ReportFrozen(Command, frozen=True, gc=False):
-    """Report that all agents are frozen, once all checkpoints taken so far are durable. Agents in `running` count as failed."""
+    """Report to the coordinator that all agents are frozen, once all checkpoints taken so far are durable. Agents in `running` count as
+    failed."""
 
     plan: int
     number: int
@@ -415,13 +419,13 @@ class ReportFrozen(Command, frozen=True, gc=False):
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
-    """Make this host's complete part of an epoch durable. The answer is EpochStored."""
+    """Make this host's complete part of an epoch durable. The adapter responds with EpochStored or EpochNotStored."""
 
     epoch: int
     plan: int
     records: dict[str, RecordedPart]
-    departed: dict[str, dict[str, int]]  # departed agent → receiver → last number sent
-    heard_ns: int = 0  # time of the host's first message about the epoch
+    departed: dict[str, dict[str, int]]  # departed agent → receiver → sequence number of the last message sent
+    heard_ns: int = 0  # arrival time of the first message about the epoch
 
 
 class ReportEpoch(Command, frozen=True, gc=False):
@@ -431,19 +435,20 @@ class ReportEpoch(Command, frozen=True, gc=False):
 
 
 class DropEpoch(Command, frozen=True, gc=False):
-    """Drop the captures and reports of an epoch that has ended."""
+    """Discard the captures and reports of an epoch that has ended."""
 
     epoch: int
 
 
 class CancelTurns(Command, frozen=True, gc=False):
-    """Stop and remove all agents and their turns, which a recovery plan has undone."""
+    """Stop all turns and remove all agents, since a recovery plan has undone them."""
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Make these agents from the recovery line, and seal and read the host logs of earlier plans. The answer is AgentsLoaded.
+    """Load these agents from the recovery line, and seal and read the host logs of earlier plans. The adapter responds with AgentsLoaded or
+    LoadFailed.
 
-    `newest`: see PlanReceived.
+    `drop_before` and `newest` have the same meaning as in PlanReceived.
     """
 
     plan: int
@@ -456,14 +461,14 @@ class LoadAgents(Command, frozen=True, gc=False):
 
 
 class AnswerInputs(Command, frozen=True, gc=False):
-    """Send a client the outcome of its request: one answer for each input."""
+    """Send a client the outcomes of its request, one for each input."""
 
     request: int
     answers: tuple[InputOutcome, ...]
 
 
 class AnswerAsk(Command, frozen=True, gc=False):
-    """Send a client the outcome of its input."""
+    """Send a client the outcome of its input, for which it has waited."""
 
     request: int
     answer: AskAnswer
@@ -511,10 +516,10 @@ class WakeWriter(Command, frozen=True, gc=False):
 
 
 class Trace(Command, frozen=True, gc=False):
-    """Trace a sampled message that left its sender ("send") or is consumed ("receive"). The command serves traces and diagrams only.
+    """Record an event in the trace, which serves only for diagrams: a sampled message left its sender ("send") or was consumed ("receive").
 
-    Other kinds: a tentative checkpoint has become permanent ("checkpoint", `other` is its basis), or this host has sent or received a marker item
-    ("send_marker", "receive_marker", `number` is the epoch).
+    Other kinds are that a tentative checkpoint became permanent ("checkpoint", where `other` is its basis), and that this host sent or
+    received a marker item ("send_marker" and "receive_marker", where `number` is the epoch).
     """
 
     what: str
@@ -524,7 +529,7 @@ class Trace(Command, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Write a line to the process's log. `level`: "info" or "warning"."""
+    """Write a line to the process's log. `level` is "info" or "warning"."""
 
     level: str
     text: str
@@ -535,7 +540,7 @@ class Note(Command, frozen=True, gc=False):
 
 
 class RunStep(Command, frozen=True, gc=False):
-    """Run the step for which the agent's turn waits; `place`: the step's index in the journal, from 0."""
+    """Run the step for which the agent's turn waits. `place` is the step's index in the journal, counted from 0."""
 
     agent: str
     incarnation: int
@@ -544,13 +549,13 @@ class RunStep(Command, frozen=True, gc=False):
 
 
 class RunEffect(RunStep, frozen=True, gc=False):
-    """Run an effect, like a step.
+    """Run the effect for which the agent's turn waits.
 
     Attributes:
         key: outside key of the effect.
-        is_in_doubt: an earlier call may have been made, and may still be running.
-        undoes: for a compensation, the outside key of the effect that it undoes.
-        wait_s: longest time that a call of the undone effect may still run; the compensation waits for it.
+        is_in_doubt: whether an earlier call of the effect may have been made, and may still be running.
+        undoes: outside key of the effect that this compensation undoes, or "" if this is not a compensation.
+        wait_s: how long a call of the effect to undo may still run. The compensation waits for this time.
     """
 
     key: str
@@ -560,12 +565,12 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
 
 class StepEnded(Event, frozen=True, gc=False):
-    """End of a step or an effect.
+    """A step or an effect has ended.
 
     Attributes:
-        outcome, result: see `JournalEntry`.
-        time_ns: wall-clock time since 1970.
-        late_s: for a failed effect, the longest time that its last call may still run.
+        outcome, result: outcome and encoded result, as in `JournalEntry`.
+        time_ns: wall-clock time of the end, since 1970.
+        late_s: for a failed effect, how long its last call may still run.
     """
 
     agent: str
@@ -581,9 +586,9 @@ class StepEnded(Event, frozen=True, gc=False):
 
 
 class LoggedMessageSent(Command, frozen=True, gc=False):
-    """The next message of a logged channel left its sender's outbox; the event is emitted only for an observer that watches.
+    """The next message of a logged channel left its sender's outbox. The core issues this command only if an observer watches.
 
-    `is_in_turn`: the sender's rule has already processed the message of a turn that has not ended.
+    `is_in_turn` says that the sender is in a turn, whose message the sender's protocol rule has already processed.
     """
 
     sender: str
@@ -592,7 +597,7 @@ class LoggedMessageSent(Command, frozen=True, gc=False):
 
 
 class OperatorCommandConsumed(Command, frozen=True, gc=False):
-    """An operator command was consumed without a turn; `told`: the reply to the command."""
+    """An operator command was consumed without a turn. `told` is the reply to the command."""
 
     agent: str
     payload: bytes
@@ -600,15 +605,15 @@ class OperatorCommandConsumed(Command, frozen=True, gc=False):
 
 
 class EffectRecordEmitted(Command, frozen=True, gc=False):
-    """The core itself emitted a ledger record for an agent. The record is not among the outputs of a turn's end."""
+    """The core itself emitted a ledger record for an agent. The record is not part of any turn's outputs."""
 
     agent: str
     payload: bytes
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """A message or an input was consumed in the middle of a durable turn: by the turn itself, or, if `is_stashed`, for a turn of its own
-    later. "effect": the compensation of a failed turn, which has no sender."""
+    """A message or an input was consumed during a durable turn, either by this turn, or, if `is_stashed`, to be handled in a later turn. If
+    `what` is "effect", it starts the compensation of a failed turn and has no sender."""
 
     agent: str
     what: TurnKind | Literal["effect"]
@@ -621,9 +626,10 @@ class MessageConsumedInTurn(Command, frozen=True, gc=False):
 
 
 class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable, trying until its outcome is known. The answer is BatchAppended or LogSealed.
+    """Make the next batch of this host's log durable, and retry until the outcome is known. The adapter responds with BatchAppended or
+    LogSealed.
 
-    `certificate`: certificate of the coordinator for this log, if batches are signed.
+    If batches are signed, `certificate` is the coordinator's certificate for this log.
     """
 
     log: LogName
@@ -634,22 +640,21 @@ class AppendBatch(Command, frozen=True, gc=False):
 
 
 class BatchAppended(Event, frozen=True, gc=False):
-    """A batch of the host's log is durable at its place."""
+    """A batch of the host's log is durable."""
 
     log: LogName
     number: int
 
 
 class LogSealed(Event, frozen=True, gc=False):
-    """The store has refused a batch, since another object is at its place. A later plan has ended the log, and the batch will never be in
-    the log."""
+    """The store has rejected a batch, since a later plan has sealed the log. The log will never contain this batch."""
 
     log: LogName
     number: int
 
 
 class LogStatusChanged(Event, frozen=True, gc=False):
-    """Writing a batch to this log is delayed, or no longer delayed; `problem`: the reason."""
+    """Writing a batch to this log is delayed, or no longer delayed. `problem` is the reason for the delay, or ""."""
 
     log: LogName
     problem: str
@@ -659,7 +664,7 @@ class LogStatusChanged(Event, frozen=True, gc=False):
 
 
 class MessageDeadLettered(Command, frozen=True, gc=False):
-    """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect."""
+    """A message, a timer or an input became a dead letter of its receiver, that is, it was consumed without effect."""
 
     agent: str
     what: TurnKind
@@ -669,7 +674,8 @@ class MessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
-    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: no other agent may have created it."""
+    """A message that can never arrive became a dead letter of its sender. `is_refused_creation` says that it is a spawn request that was
+    refused."""
 
     sender: str
     receiver: str
@@ -682,8 +688,8 @@ class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class ViewRequested(Event, frozen=True, gc=False):
-    """An operator has requested a view of an agent. The core answers with one AnswerView of this number. `is_settled`: it answers only when
-    the agent is between two turns."""
+    """An operator has requested a view of an agent. The core replies with one AnswerView with the same request number. If `is_settled`, it
+    replies only when the agent is between two turns."""
 
     request: int
     agent: str
@@ -691,40 +697,43 @@ class ViewRequested(Event, frozen=True, gc=False):
 
 
 class EffectsRequested(Event, frozen=True, gc=False):
-    """The effects for which the agents here wait were requested. The core answers with one AnswerEffects of this number."""
+    """A caller has requested the effects that agents on this host wait for. The core replies with one AnswerEffects with the same request
+    number."""
 
     request: int
 
 
 class AnswerEffects(Command, frozen=True, gc=False):
-    """Send the answer to an EffectsRequested."""
+    """Reply to an EffectsRequested."""
 
     request: int
     effects: tuple[UnfinishedEffect, ...]
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):
-    """The agents here for which messages or inputs wait were requested. The core answers with one AnswerWaiting of this number."""
+    """A caller has requested the agents on this host with waiting messages or inputs. The core replies with one AnswerWaiting with the same
+    request number."""
 
     request: int
 
 
 class TracingRequested(Event, frozen=True, gc=False):
-    """Tracing for viewers has changed: from now on, every N-th message of each channel is traced; 0 = none."""
+    """The viewers' tracing rate has changed. From now on, every `every`-th message of each channel is traced, or no message if `every` is
+    0."""
 
     every: int
 
 
 class TurnView(msgspec.Struct, frozen=True, gc=False):
-    """State of a durable turn that has not ended.
+    """View of an unfinished durable turn.
 
     Attributes:
-        what, sender, payload: kind, sender and payload of the message that began the turn.
-        entries, newest: number of journal entries, and the last entries.
-        waits, waits_ns: entry that the turn waits for, and duration of the wait so far; None: the entry has arrived.
-        put_off: number of deferred messages.
+        what, sender, payload: kind, sender and payload of the message that started the turn.
+        entries, newest: number of journal entries, and the newest of these entries.
+        waits, waits_ns: entry that the turn waits for, or None if the entry has arrived, and the duration of the wait so far.
+        put_off: number of messages that are deferred until the turn ends.
         problem: reason why the turn cannot continue, or "".
-        effect, effect_stands: effect that the turn waits for, and its state as text.
+        effect, effect_stands: effect that the turn waits for, if any, and the effect's state as text.
     """
 
     what: str
@@ -741,23 +750,22 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentView(msgspec.Struct, frozen=True, gc=False):
-    """State of an agent.
+    """View of an agent.
 
     Attributes:
-        life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": waiting for a recovery; "stopping".
-        turn: kind of the running turn, where a segment of a durable turn counts as "timer"; empty between two turns.
-        sender: sender of that turn's message.
-        attempts: number of failed attempts of the turn that is running, or that will be retried in `retry_ns`.
-        messages, inputs: number of messages from agents and of inputs from outside that wait for turns.
-        outbox: number of messages that have not been sent yet.
-        spawns: requested agents that were not granted yet.
-        timers: name of each timer, and nanoseconds until it fires.
+        life: "unborn", "starting" (before the end of `on_start`), "running", "failed" (waiting for a recovery) or "stopping".
+        turn: kind of the running turn, or "" between two turns. A segment of a durable turn counts as "timer".
+        sender: sender of the running turn's message.
+        attempts: number of failed attempts of the current turn, which is running or will be retried after `retry_ns`.
+        messages, inputs: number of messages from agents, and number of inputs from outside, that wait to be handled.
+        outbox: number of messages in the agent's outbox, which have not been sent yet.
+        spawns: agents whose spawn requests have not been granted yet.
+        timers: name of each timer, with the nanoseconds until it fires.
         inputs_consumed: number of the last consumed input.
-        keys: number of remembered input keys.
+        keys: number of input keys that the agent remembers to detect duplicates.
         checkpoint: number of the last checkpoint.
-        dead_letter_count: number of all dead letters, without those handled after a retry; `dead_letters`: the newest dead letters, with
-            their numbers.
-        durable: unfinished durable turn, if any.
+        dead_letter_count: total number of dead letters, without dead letters that a retry handled. `dead_letters` contains only the newest.
+        durable: the unfinished durable turn, or None if there is none.
     """
 
     agent: str
@@ -783,8 +791,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """Send the answer to a ViewRequested. `view` is None, with a reason, if the agent is not on this host now. If the view was requested as
-    settled, the state must be read at once."""
+    """Reply to a ViewRequested. If the agent is not on this host, `view` is None and `reason` says why. If the request has `is_settled`,
+    the adapter must read the state immediately."""
 
     request: int
     view: AgentView | None
@@ -792,7 +800,7 @@ class AnswerView(Command, frozen=True, gc=False):
 
 
 class AnswerWaiting(Command, frozen=True, gc=False):
-    """Send the answer to a WaitingAgentsRequested. `more`: number of agents that are left out."""
+    """Reply to a WaitingAgentsRequested. `more` is the number of agents that are omitted."""
 
     request: int
     agents: tuple[AgentView, ...]
@@ -803,10 +811,10 @@ class AnswerWaiting(Command, frozen=True, gc=False):
 
 
 class ExternalSends(Event, frozen=True, gc=False):
-    """An agent sends messages outside of any turn, because the external object that the agent represents has changed. State and sends take
-    effect together.
+    """An agent sends messages outside of any turn, because the external object that the agent represents has changed. The state change and
+    the sends take effect together.
 
-    `sends`: receivers and encoded messages.
+    `sends` contains the receivers and the encoded messages.
     """
 
     agent: str

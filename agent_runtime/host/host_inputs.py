@@ -1,22 +1,22 @@
-"""Inputs from outside, a part of the host core: admits, numbers and logs inputs, and delivers them as turns.
+"""The part of the host core for inputs from outside: admits, numbers and logs inputs, and delivers them to agents.
 
-An acknowledged input takes effect exactly once, whatever fails or is rolled back (R1). An input is acknowledged when its batch is durable in the host
-log (`host_log.py`), and only then delivered to its agent.
+An acknowledged input takes effect exactly once, despite failures and rollbacks (R1). An input is acknowledged when its batch is durable in
+the host log (`host_log.py`), and only then delivered to its agent.
 
-An input is not channel state and carries no mark. The agent's checkpoint contains the number of the last consumed input, so each plan
-delivers later inputs again, in order. After a deliberate rollback a plan may *drop* inputs that earlier plans took: every plan consumes
-dropped inputs without a turn, until a checkpoint records this. So their numbers are not used again, and a client that repeats their keys is
-refused.
+Inputs are not part of channel states and carry no marks. The agent's checkpoint contains the number of the last consumed input, so each
+plan redelivers all later inputs in order. After a requested rollback a plan may *drop* inputs that earlier plans accepted. Each plan
+consumes dropped inputs without turns until a checkpoint records this. So the numbers of dropped inputs are not reused, and a client that
+resends an input with such a key is refused.
 
-*Receivers.* Inputs are accepted for agents of the plan, and for agents created since that a complete epoch contains. Otherwise a recovery
-could undo the agent's creation and leave its inputs without a receiver. If that epoch is condemned later, inputs of such an agent wait here
-until it is created again.
+*Receivers.* Inputs are accepted for agents in the plan, and for agents created later once a complete epoch contains them. Otherwise a
+recovery could undo the creation of an agent and leave its inputs without a receiver. If that epoch is later found damaged, the agent's
+inputs wait on this host until the agent is created again.
 
-*Answers.* Clients may wait for an input's answer (`ReplyWaiters`). An *early* answer is sent when its turn has ended; a recovery may undo
-that turn, and the repeated turn may give another answer. Other answers are sent when a complete epoch contains the turn, and are never
-reverted (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of consumed inputs (`agent_io.py`), so they belong to
-the agent's state: a client that asks again, even at the agent's next host, gets the same answer. Only a dead letter is not final: after an
-operator's retry the new turn gives the answer.
+*Replies.* Clients may wait for the reply to an input (`ReplyWaiters`). An *early* reply is sent as soon as the turn has ended. A recovery
+may undo that turn, and the repeated turn may give a different reply. All other replies are sent when a complete epoch contains the turn,
+and are never reverted (R2; output commit: Strom and Yemini 1985). Replies are kept with the keys of consumed inputs (`agent_io.py`), so
+they are part of the agent's state. A client that asks again, even on the agent's next host, gets the same reply. Only the outcome "dead
+letter" is not final: if an operator retries the dead letter, the new turn gives the reply.
 """
 
 from snapline.agent_runtime.host import dead_letters
@@ -51,7 +51,7 @@ Place = tuple[str, str]
 
 
 class ReplyWaiters:
-    """Client requests that wait for answers of the agents on this host."""
+    """Client requests that wait for replies from the agents on this host."""
 
     _membership: AgentRetirement
 
@@ -59,15 +59,15 @@ class ReplyWaiters:
         self._shared = shared
         self._epoch_request = epoch_request
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
-        """Numbers of waiting requests, each with whether it accepts an early answer."""
+        """Numbers of waiting requests, each with whether it accepts an early reply."""
 
     def wire(self, membership: AgentRetirement) -> None:
-        """Connect this part to the membership part above it."""
+        """Connect this part of the host core to the membership part above it."""
         self._membership = membership
 
     def reset(self) -> None:
-        """Answer all requests with "retry". A recovery plan ends the history of every agent here, and clients must ask the agent's next
-        host."""
+        """Answer all requests with "retry", since a recovery plan ends the history of all agents on this host. Clients must then ask the
+        agents' next hosts."""
         waiting, self._waiting = self._waiting, {}
         for requests in waiting.values():
             for request, _ in requests:
@@ -92,8 +92,8 @@ class ReplyWaiters:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """Answer requests for the input of this key, if its turn has ended or it is a dead letter. After an operator command, also answer those for
-        the input of its dead letter."""
+        """Answer the requests for the input with this key, if its turn has ended or it is a dead letter. If the key belongs to an operator
+        command, also answer the requests for the input whose dead letter the command retried."""
         inputs = agent.inputs
         if inputs is None:
             return
@@ -106,7 +106,7 @@ class ReplyWaiters:
                     self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay because a final answer has not been sent yet; if so, request an epoch."""
+        """Return whether a stopped agent must stay because a final reply may not have been sent yet. If so, request an epoch."""
         inputs = agent.inputs
         if inputs is None or inputs.consumed <= inputs.released:
             return False
@@ -120,8 +120,8 @@ class ReplyWaiters:
         return is_unreported
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Send the answers to inputs that are consumed in the complete epoch, since such answers are never reverted. Other answers wait for
-        the next epoch."""
+        """Send the replies to inputs that the complete epoch contains as consumed, since these replies are never reverted. All other
+        replies wait for a later epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
@@ -134,7 +134,7 @@ class ReplyWaiters:
                 self.consumed(agent, place[1])
 
     def removed(self, agent: str) -> None:
-        """Answer the requests for an agent that has left."""
+        """Answer the requests for inputs of an agent that has left."""
         for place in [place for place in self._waiting if place[0] == agent]:
             for request, _ in self._waiting.pop(place):
                 self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
@@ -158,22 +158,22 @@ class ReplyWaiters:
 
 
 def dropped_reason(key: str, agent: str) -> str:
-    """Return the error for a client that sends, or asks for, an input that was dropped."""
+    """Return the error message for a client that resends an input that was dropped, or asks for its reply."""
     return f"the fleet went back on purpose, and the input of key {key!r} for {agent} was dropped: give it again with another key"
 
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of inputs that wait for a batch; above it, clients must retry. With an unavailable store, waiting inputs must not fill the
-memory."""
+"""Largest total size of inputs that wait for a batch. Above it, clients must retry, so that waiting inputs do not fill the memory while the
+store is unavailable."""
 
 WAITING_MAX = 10_000
-"""Largest number of unconsumed inputs of one agent; above it, clients must retry."""
+"""Largest number of unconsumed inputs of one agent. Above it, clients must retry."""
 
 RECOVERS = "the fleet recovers"
 
 
 class Request:
-    """A client's request with inputs whose outcome is open. Its answers are in the order of its inputs."""
+    """A client's request that contains inputs without an outcome yet. `answers` has the same order as the request's inputs."""
 
     __slots__ = ("answers", "open")
 
@@ -183,38 +183,37 @@ class Request:
 
 
 class Inputs:
-    """Inputs of the agents on this host. `asks`: clients that wait for answers."""
+    """Inputs of the agents on this host. `asks` contains the clients that wait for replies."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog) -> None:
         self._shared = shared
         self._log = log
         self.asks = ReplyWaiters(shared, epoch_request)
         self._are_held = False
-        """No input is accepted until the next Quiesce, plan or stream."""
+        """Whether inputs are rejected until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
         self._orphans: dict[str, list[tuple[LoggedInput, bool]]] = {}
-        """Inputs of agents that are not in the plan, and whether the inputs are dropped."""
+        """Inputs of agents that are not in the plan, each with whether it is dropped."""
         self._young: dict[str, int] = {}
-        """Mapping from an agent created under this plan, and not known to be in a complete epoch, to the latest epoch begun at its
+        """Agents created under this plan that are not known to be in a complete epoch, each with the newest epoch that had begun at its
         creation."""
 
     # ---- plans and epochs -----------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear all inputs, since a recovery plan ends the history of every agent here."""
+        """Clear all inputs when a recovery plan ends the history of all agents on this host."""
         self._are_held = False
         self.asks.reset()
         self._orphans.clear()
         self._young.clear()
 
     def hold(self, *, are_held: bool) -> None:
-        """Stop accepting inputs, since the fleet is about to end, or accept them again."""
+        """Stop accepting inputs because the fleet is about to end, or accept inputs again."""
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore the inputs that the logs of earlier plans contain beyond the agents' checkpoints; these inputs wait for their turns
-        again."""
+        """Restore the inputs that earlier plans' logs contain beyond the agents' checkpoints. These inputs wait for their turns again."""
         shared = self._shared
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
@@ -238,14 +237,14 @@ class Inputs:
             agent.mailbox.append(input_entry(logged))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
-        """Record an agent created here after epoch `begun` had begun. The first complete epoch that contains the agent makes it
-        permanent."""
+        """Record an agent that was created on this host after epoch `begun` had begun. The first complete epoch that contains the agent
+        makes it permanent."""
         self._young[agent.id] = begun
         for logged, is_dropped in self._orphans.pop(agent.id, ()):
             self._restore(agent, logged, is_dropped=is_dropped)
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Handle an ended epoch; a complete epoch makes its agents permanent."""
+        """Handle the end of an epoch. A complete epoch makes the agents that it contains permanent."""
         if event.is_complete:
             self._young = {
                 agent: begun_epoch for agent, begun_epoch in self._young.items() if begun_epoch >= event.epoch
@@ -255,21 +254,21 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
+        """Consume an input after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
-        if agent is not None and agent.inputs is not None:  # otherwise it has left, and its inputs are dead letters
+        if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Handle the end of the turn of an input that was consumed before."""
+        """Handle the end of a turn whose input was consumed before the end."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay: for unconsumed inputs, for answers that clients still wait for, or for clients' dead
-        letters."""
+        """Return whether a stopped agent must stay, because it has unconsumed inputs or clients' dead letters, or because replies have not
+        been sent yet."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)
@@ -292,7 +291,7 @@ class Inputs:
             self._shared.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
     def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
-        """Admit an input. Return its answer, or None if the input waits for a batch."""
+        """Admit an input. Return its outcome, or None if the input waits for a batch."""
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not self._shared.is_loaded:
             return InputOutcome(RETRY, reason=self._location_of(offered.agent))
@@ -320,7 +319,8 @@ class Inputs:
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
     ) -> InputOutcome | None:
-        """Return the known outcome of the key. Status "": the request waits together with the first request for this key."""
+        """Return the outcome of an earlier input with the same key, or None if the key is unknown. If the status is "", the request waits
+        together with the first request for this key."""
         inputs = agent.inputs
         if inputs is None:
             return None
@@ -361,7 +361,7 @@ class Inputs:
         refusal = _refusal_of_word(agent, offered.payload) if offered.is_operator_command else None
         if refusal is not None:
             return refusal
-        if self._are_held and not offered.is_operator_command:  # the awaited effect may need an operator command
+        if self._are_held and not offered.is_operator_command:  # an open effect may need an operator command
             return InputOutcome(RETRY, reason="the fleet is about to end, and takes no more inputs")
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
@@ -381,20 +381,20 @@ class Inputs:
         return None
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Acknowledge an input that is in the log. If the log belongs to an earlier plan, the agent's present host finds the input
-        there."""
+        """Acknowledge an input that is in the log. If the log belongs to an earlier plan, the agent's current host finds the input in the
+        log."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """Answer the client of an input that will never be in the log."""
+        """Tell the client of an input that will never be in the log to retry."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:
         agent = self._shared.agents.get(logged.agent)
-        if agent is None:  # The agent has left since.
+        if agent is None:  # the agent has left since
             self._shared.counts.dead_letters += 1
             return
         agent.mailbox.append(input_entry(logged))

@@ -1,24 +1,24 @@
-"""The host's log, a part of the host core: writes records that must be durable before they take effect, in successive batches.
+"""The part of the host core that writes the host log. The log contains records that must be durable before they take effect, in successive
+batches.
 
-An input is acknowledged, and a step's turn continues, when the batch that holds it is durable. At most one batch is written at a time;
-later records go into the next batch.
+An input is acknowledged when the batch that contains it is durable, and a turn continues after a step when the batch with the step's result
+is durable. At most one batch is written at a time, and later records go into the next batch.
 
-A log belongs to one plan and one run of a host. The log is opened before any batch is written, so the coordinator knows the log. The
-agents' hosts under a later plan seal the log before they read it. So either all of them find a batch, or the batch can never be written
-(`storage/log/`).
+A log belongs to one plan and one run of a host. The coordinator opens the log before any batch is written, so it knows all logs. Under a
+later plan, hosts seal the log before they read it. So either all of them find a batch, or the batch can never be written (`storage/log/`).
 
-In a signed store, the coordinator's answer has the certificate of this host's key, which every batch carries. In a signed or encrypted store, the
-host reports the number of its newest durable batch to the coordinator, at once but at most once a second: a reported batch cannot be removed
-unnoticed. Acknowledgements do not wait for the report.
+In a signed store, the coordinator's reply contains a certificate for this host's key, which is part of each batch. In a signed or encrypted
+store, the host reports the number of its newest durable batch to the coordinator, immediately but at most once a second. So the removal of
+a reported batch is detected. Acknowledgements do not wait for the report.
 
-*Steps of durable turns* (`StepLog`). A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and
-that only the log could restore (`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn
-continues when the last of these entries is durable. So a completed step is not run again, whatever checkpoint a recovery goes back to. If a
-plan arrives meanwhile, either the entry is found in the log, or the step runs again.
+*Steps of durable turns* (`StepLog`). When a step has ended, its journal entry is logged, together with all earlier entries that only the
+log can restore (`LOGGED_KINDS`) and that are not logged yet. Without these, a repeated turn could not match the step's entry. The turn
+continues when the last of these entries is durable. So a completed step is not run again, whichever checkpoint a recovery starts from. If a
+plan arrives while an entry is written, either the entry is found in the log, or the step runs again.
 
-After a recovery each agent gets the logged entries of turns that have not ended in its checkpoint. The repeated turn takes an entry only if
-it is the same turn at the same place (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they are created
-again.
+After a recovery each agent gets the logged entries of turns that have not ended according to its checkpoint. A repeated turn adopts an
+entry only if the turn and the place are the same (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they
+are created again.
 """
 
 from typing import Protocol
@@ -35,18 +35,19 @@ from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Largest size of payloads and results in one batch, unless one item is larger. A disk writes this size in some tens of milliseconds."""
+"""Largest total size of payloads and results in one batch, unless a single item is larger. A disk writes this amount in some tens of
+milliseconds."""
 
 REQUEST_RETRY_NS = 1_000_000_000
 
 REPORT_INTERVAL_NS = 1_000_000_000
-"""Time between two reports of the newest durable batch. Each host that writes causes one entry a second in the coordinator's log. A batch
-that has not been reported could be removed unnoticed when its host dies."""
+"""Minimum time between two reports of the newest durable batch. Each host that writes batches thus adds at most one entry a second to the
+coordinator's log. If a host dies, the removal of its unreported batches would not be detected."""
 
 
 class PendingEntry:
-    """An entry of a durable turn that is being logged. `is_last`: the turn waits until this entry is durable; `is_mark`: the entry records
-    that an effect is about to be called."""
+    """A durable turn's entry that is being logged. `is_last` says that the turn continues when this entry is durable. `is_mark` says that
+    the entry records that an effect is about to be called."""
 
     __slots__ = ("entry", "is_last", "is_mark", "turn")
 
@@ -61,30 +62,30 @@ Pending = PendingInput | PendingEntry
 
 
 class InputAcknowledger(Protocol):
-    """Interface that the log needs from the part for inputs."""
+    """Interface that `OwnLog` requires from the part that handles inputs."""
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Handle an input that is durable; `is_present`: it is in the log of the present plan."""
+        """Handle an input that is durable. `is_present` says whether it is in the log of the current plan."""
 
     def lost(self, pending: PendingInput) -> None:
         """Handle an input that will never be in the log."""
 
 
 class StepAcknowledger(Protocol):
-    """Interface that the log needs from the log of steps."""
+    """Interface that `OwnLog` requires from `StepLog`."""
 
     def appended(self, pending: PendingEntry) -> None:
-        """Handle an entry that is durable in the log of the present plan."""
+        """Handle an entry that is durable in the log of the current plan."""
 
 
 class OwnLog:
     """Log of this host under the current plan.
 
     Attributes:
-        why_none: reason why the store takes no logs, or "".
-        problem: reason why writing takes long, or "".
-        is_sealed: a later plan has sealed the log, so that no host would find entries written after the seal.
-        queued_bytes: size of the items for the next batch.
+        why_none: reason why the store accepts no logs, or "".
+        problem: reason why writing a batch is delayed, or "".
+        is_sealed: whether a later plan has sealed the log, so that no more batches can be written.
+        queued_bytes: total size of the items that wait for a batch.
     """
 
     _inputs: InputAcknowledger
@@ -93,43 +94,43 @@ class OwnLog:
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
         self._queue: list[Pending] = []
-        """Items for the next batch."""
+        """Items that wait for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
-        """Batches being written: at most one of the current log, and batches of earlier plans whose outcome is unknown."""
+        """Batches that are being written: at most one of the current log, and earlier plans' batches whose outcome is unknown."""
         self._number = 0
         """Number of the last batch of the current log."""
         self._is_open = False
         """Whether the coordinator knows the log, so that later plans will seal it. The first item triggers the request to open the log."""
         self._ask_ns: int | None = None
-        """Time of the next request to open the log, or of the next report; None if neither is due."""
+        """Time of the next request to open the log, or of the next report, or None if neither is due."""
         self._asked_ns = 0
         """Time of the last such request or report."""
         self._key = self._certificate = b""
         self._is_reported = False
         """Whether the newest batch must be reported to the coordinator."""
         self._durable = self._known = 0
-        """Numbers of the newest durable batch of the current log, and of the newest batch that the coordinator knows."""
+        """Number of the newest durable batch of the current log, and number of the newest batch that the coordinator knows."""
         self.queued_bytes = 0
         self.why_none = ""
         self.problem = ""
         self.is_sealed = False
 
     def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._inputs, self._steps = inputs, steps
 
     @property
     def name(self) -> LogName:
-        """Return the name of the log to which batches are written under the present plan."""
+        """Return the name of the log to which this host writes under the current plan."""
         return LogName(self._shared.plan, self._shared.host, self._shared.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Handle the loading of the plan's agents, and record whether the store accepts logs."""
+        """Record, when the plan's agents have been loaded, whether the store accepts logs and signs or encrypts them."""
         self.why_none = event.why_no_log
         self._key, self._is_reported = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
-        """End the log together with its plan. For batches being written, a later event reports whether the log contains them."""
+        """End the log at the end of its plan. For batches that are being written, a later event reports whether the log contains them."""
         queue, self._queue = self._queue, []
         self._drop_batch(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
@@ -140,12 +141,12 @@ class OwnLog:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def put(self, pending: Pending) -> None:
-        """Queue an item for the next batch that `append` takes."""
+        """Queue an item for the next batch."""
         self._queue.append(pending)
         self.queued_bytes += _size_of(pending)
 
     def append(self) -> None:
-        """Send the next batch to the store, unless another one is being written."""
+        """Send the next batch to the store if the log is open and no other batch is being written."""
         if self._queue and not self._is_open:
             self._open()
             return
@@ -173,7 +174,7 @@ class OwnLog:
         return batch
 
     def _open(self) -> None:
-        """Ask the coordinator to open the log, and repeat the request until it answers, since a leader may have dropped it."""
+        """Ask the coordinator to open the log. The request is repeated until the coordinator replies, since a leader may lose it."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
             self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + REQUEST_RETRY_NS
             self._shared.out.append(
@@ -185,12 +186,12 @@ class OwnLog:
         return [] if self._ask_ns is None else [self._ask_ns]
 
     def clock_passed(self) -> None:
-        """Repeat the request or report to the coordinator if it is due."""
+        """Send the request or report to the coordinator again if it is due."""
         if self._ask_ns is not None:
             self._open()
 
     def welcomed(self) -> None:
-        """Repeat requests and reports that the coordinator may not have received."""
+        """Repeat requests and reports on a new stream, since the coordinator may not have received them."""
         if self._ask_ns is not None:
             self._ask_ns = self._shared.now
             self._open()
@@ -198,7 +199,7 @@ class OwnLog:
     # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
-        """Allow batches to be written if the opened log is the log of this plan."""
+        """Start writing batches if the log that was opened belongs to the current plan."""
         if event.plan == self._shared.plan and self._shared.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
@@ -207,13 +208,14 @@ class OwnLog:
             self.append()
 
     def _tell(self) -> None:
-        """Report the newest durable batch, at once or when the next report is due."""
+        """Report the newest durable batch, immediately or as soon as the next report is due."""
         if self._is_reported and self._ask_ns is None and self._durable > self._known:
             self._ask_ns = self._asked_ns + REPORT_INTERVAL_NS
             self._open()
 
     def on_batch_appended(self, event: ev.BatchAppended) -> None:
-        """Handle a durable batch. If a later plan has ended its log, the agents' present hosts find the batch there."""
+        """Handle a batch that is durable. If a later plan has ended the batch's log, the agents' current hosts find the batch in the
+        log."""
         is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
@@ -233,13 +235,14 @@ class OwnLog:
             self.is_sealed = True
 
     def _drop_batch(self, batch: list[Pending]) -> None:
-        """Drop a batch that was not written. Turns that wait for its entries do so until the next plan, which ends them."""
+        """Discard a batch that was not written. Turns that wait for its entries wait until the next plan ends them."""
         for pending in batch:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
     def on_log_status_changed(self, event: ev.LogStatusChanged) -> None:
-        """Record why a batch takes long. Batches of earlier plans are ignored: no batch of this log would clear their problem."""
+        """Record why writing a batch is delayed. Earlier plans' batches are ignored, since no batch of this log would clear their
+        problem."""
         if event.log == self.name:
             self.problem = event.problem
 
@@ -249,14 +252,14 @@ def _size_of(pending: Pending) -> int:
 
 
 class MarkHandler(Protocol):
-    """Interface that the log of steps needs from the part for effects."""
+    """Interface that `StepLog` requires from the part that handles effects."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Continue with an effect, since the log now records that it is about to be called."""
+        """Call an effect, now that the log records that it is about to be called."""
 
 
 class StepLog:
-    """Log of the steps of the agents on this host."""
+    """Writes the steps of this host's agents to the host log, and restores them after a recovery."""
 
     _effects: MarkHandler
 
@@ -267,20 +270,20 @@ class StepLog:
         self._orphans: dict[str, list[LoggedEntry]] = {}
         """Entries of agents that are not in the plan."""
         self._has_warned = False
-        """Whether the warning that the store accepts no logs was written."""
+        """Whether a warning has been logged that the store accepts no host logs."""
 
     def wire(self, effects: MarkHandler) -> None:
-        """Connect this part to the part for effects above it."""
+        """Connect this part of the host core to the part above it that handles effects."""
         self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear all entries, since a recovery plan ends the history of every agent here."""
+        """Clear all entries when a recovery plan ends the history of all agents on this host."""
         self._orphans.clear()
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Set the agents' counts of durable turns, and give agents the logged entries of turns that will run again."""
+        """Restore the agents' counts of durable turns, and give each agent the logged entries of turns that will run again."""
         agents, routes = self._shared.agents, self._shared.routes
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
@@ -296,26 +299,26 @@ class StepLog:
                 self._orphans.setdefault(logged.agent, []).append(logged)
 
     def created(self, agent: LocalAgent) -> None:
-        """Give logged entries to an agent that is created here, perhaps again."""
+        """Give the logged entries of a created agent to it, if it existed before a recovery."""
         for logged in self._orphans.pop(agent.id, ()):
             _restore(agent, logged)
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def began(self, agent: LocalAgent) -> int:
-        """Count a durable turn that has begun; return its number."""
+        """Count a durable turn that starts, and return its number."""
         if agent.begun is None:
             agent.begun = DurableTurnHistory()
         agent.begun.count += 1
         return agent.begun.count
 
     def ended(self, agent: LocalAgent) -> None:
-        """Drop the logged entries of the last durable turn, which has ended."""
+        """Discard the logged entries of the agent's last durable turn, which has ended."""
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Drop logged failures of steps beyond the journal of a repeated turn: these steps run again."""
+        """Discard logged failures of steps that are not in the repeated turn's journal, so that these steps run again."""
         if agent.begun is not None and turn.number in agent.begun.logged:
             agent.begun.logged[turn.number] = tuple(
                 entry
@@ -324,7 +327,8 @@ class StepLog:
             )
 
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Log a turn whose step has ended; the turn continues when the log holds this entry and all earlier ones."""
+        """Log the journal entries of a turn whose step has ended. The turn continues when the log contains the step's entry and all earlier
+        entries."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
@@ -351,7 +355,8 @@ class StepLog:
             )
 
     def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
-        """Return the journal places that earlier plans have logged for exactly this turn; they are looked up once."""
+        """Return the journal places that are already in earlier plans' logs of exactly this turn. They are looked up only when the turn
+        logs its first entry."""
         places: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
         by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
@@ -369,7 +374,7 @@ class StepLog:
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """Return the logged entry of the effect at which the turn waits; None: there is none, or it belongs to another history or another
+        """Return the logged entry of the effect that the turn waits for, or None if there is no such entry for this history and
         generation."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
@@ -386,8 +391,8 @@ class StepLog:
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Return the digest of the journal before a place. Places only grow, so each entry is digested once, unless a mark precedes the entries of
-        the checkpoint."""
+        """Return the digest of the journal before a place. Each entry is normally digested once, since places ascend. Otherwise the digest
+        is computed anew."""
         if place < turn.rolled:
             turn.prefix, turn.rolled = b"", 0
         turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
@@ -395,14 +400,14 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """Log that the effect at which the turn waits is about to be called; when that is durable, `MarkHandler.marked` is called."""
+        """Log that the effect that the turn waits for is about to be called. `MarkHandler.marked` is called when this is durable."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
         self._log.append()
 
     def appended(self, pending: PendingEntry) -> None:
-        """Continue a turn whose entry is durable. The agent may have another turn now, or none."""
+        """Continue a turn whose entry is durable, unless the agent no longer has this turn."""
         agent = self._shared.agents.get(pending.entry.agent)
         if agent is None or agent.turn is not pending.turn:
             return
@@ -414,8 +419,8 @@ class StepLog:
 
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
-    """Return the log entry of an effect that is about to be called. The number of the releasing output distinguishes it from a call that an operator
-    resolved as not made."""
+    """Return the log entry for an effect that is about to be called. The number of its intent's output distinguishes this call from an
+    earlier call that an operator resolved as not made."""
     number = opened.number.to_bytes(8, "big")
     return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
 
@@ -438,8 +443,7 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an effect was undone in a discarded history. Such an effect counts as not done, even if the log records that it was
-    done."""
+    """Record that an effect was undone in a discarded history. Such an effect counts as not done, even if the log records it as done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -448,16 +452,16 @@ def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an earlier incarnation was about to call the agent's open effect. Checkpoints contain this fact from now on, since logs
-    do not keep discarded history forever."""
+    """Record that an earlier incarnation was about to call the agent's open effect. From now on checkpoints contain this fact, since logs
+    of discarded history are deleted eventually."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()
 
 
 def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record an effect that was called before the fleet was rolled back past the call. The agent then knows that the effect was done, or
-    may have been done."""
+    """Record an effect that was called in a history that a rollback has discarded. The agent then knows that the effect was or may have
+    been performed."""
     if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
         if agent.effects is None:
             agent.effects = AgentEffects()

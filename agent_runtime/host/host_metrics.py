@@ -1,11 +1,12 @@
-"""Metrics of a host's process (`telemetry/metrics.py`): counts of the core, states of the agents, and durations of the host's part of epochs.
+"""Metrics of a host process (`telemetry/metrics.py`): the core's counts, the agents' states, and durations in the host's part of epochs.
 
-Times of epochs are taken in the host's adapter, once for each agent and epoch, and only if metrics are on. In order, they are:
+The host's adapter takes the times of epochs, once for each agent and epoch, and only if metrics are enabled. In chronological order, they
+are:
 
-    heard      the coordinator's message; or the first record, if a marker or a stamp came earlier
-    recorded   for each agent: the start delay ends; the capture is the agent's pause
-    closed     no message of the epoch can arrive any more: recording ends, and so does the wait for markers
-    stored     the host's part is durable, and reported
+    heard      The coordinator's message has arrived, or, if a marker or a stamp came earlier, the first agent has recorded.
+    recorded   An agent has recorded its state. This ends its start delay. The agent pauses only for its capture.
+    closed     No message of the epoch can arrive any more. This ends the recording of channels and the wait for markers.
+    stored     The host's part is durable, and has been reported.
 """
 
 import time
@@ -78,11 +79,12 @@ FAMILIES = (
 )
 
 EPOCHS_KEPT = 64
-"""Largest number of epochs whose times are kept; only a few are open at once. Epochs that a plan ended are dropped when they are the oldest."""
+"""Largest number of epochs whose times are kept. Only a few epochs are open at a time. Epochs that a plan has ended are forgotten when they
+are the oldest."""
 
 
 class _EpochTimes:
-    """Times of one epoch, monotonic."""
+    """Times of one epoch by the monotonic clock."""
 
     __slots__ = ("closed_ns", "heard_ns", "recorded_ns")
 
@@ -93,7 +95,7 @@ class _EpochTimes:
 
 
 class HostMetrics:
-    """Metrics of one host: records times and reads all values."""
+    """Records the times of one host's epochs, and reads all its metrics."""
 
     def __init__(self, core: HostCore, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._core = core
@@ -119,7 +121,7 @@ class HostMetrics:
         self._capturing_ns = self._now_ns()
 
     def captured(self, epochs: tuple[int, ...]) -> None:
-        """Record that the image was taken for these epochs; with no epochs, the agent took a checkpoint on its own."""
+        """Record that the image has been taken for these epochs. If there are none, the agent has taken a checkpoint independently."""
         self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
         for epoch in epochs:
             times = self._times_of(epoch, self._capturing_ns)
@@ -127,7 +129,7 @@ class HostMetrics:
             self._start_delays.observe(max(0, self._capturing_ns - times.heard_ns) / 1e9)
 
     def closed(self, epoch: int) -> None:
-        """Record that no message of the epoch can arrive here any more."""
+        """Record that no message of the epoch can arrive any more."""
         now_ns = self._now_ns()
         times = self._times_of(epoch, now_ns)
         times.closed_ns = now_ns
@@ -136,7 +138,7 @@ class HostMetrics:
         self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
 
     def said(self, message: HostMessage) -> None:
-        """Record a message from the host to the coordinator. A report of an epoch may occur again, since it is repeated on every new
+        """Record a message from the host to the coordinator. An epoch's report is measured only once, although it is repeated on each new
         stream."""
         if not isinstance(message, EpochReport):
             return
@@ -146,7 +148,7 @@ class HostMetrics:
             self._part_bytes = message.pack.size_bytes
 
     def refused(self) -> None:
-        """Count the refused stream of another host."""
+        """Count a refused stream from another host."""
         self._fenced += 1
 
     def _times_of(self, epoch: int, now_ns: int) -> _EpochTimes:
@@ -160,7 +162,7 @@ class HostMetrics:
     # ---- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, now: Heartbeat) -> Readings:
-        """Return all readings; `now`: the heartbeat that would be sent to the coordinator now."""
+        """Return all readings. `now` is the heartbeat that would be sent to the coordinator now."""
         core, counts = self._core, self._core.shared.counts
         agents = core.agents.values()
         return {

@@ -1,14 +1,15 @@
-"""Outputs, a part of the host core: numbers outputs, and keeps them until an epoch has released them.
+"""The part of the host core for outputs: numbers outputs, and keeps each output until an epoch has released it.
 
-An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). Each of the agent's checkpoints
-holds the output until a complete epoch with its turn is *released*: the coordinator has read the outputs from the checkpoints of that epoch and
-written them to the store. EndEpoch then gives the last released number *in that cut*, and only outputs up to it are dropped; later outputs belong to
-a later epoch. A plan loads pending outputs with the checkpoints, and the coordinator repeats which outputs are released.
+An output is part of its agent's state (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). The agent's checkpoints
+contain the output until it is *released*: a complete epoch contains its turn, and the coordinator has read the outputs from that epoch's
+checkpoints and written them to the store. EndEpoch then contains the number of the last released output *in that cut*, and only outputs up
+to this number are dropped. Later outputs belong to a later epoch. A plan loads pending outputs together with the checkpoints, and the
+coordinator repeats which outputs have been released.
 
-So outputs wait in memory until their release. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is
-*full*: it takes no inputs from outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other
-agents still have turns, since holding them would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until
-its outputs are released (`AgentRetirement`).
+So outputs are kept in memory until their release. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is
+*full*. A full agent accepts no inputs from outside, runs no turns of its own (timers, messages to itself), and requests an epoch. It still
+handles other agents' messages, since deferring them would deadlock a fleet with cycles. An agent that has stopped also requests an epoch,
+and stays until its outputs are released (`AgentRetirement`).
 """
 
 from typing import Protocol
@@ -22,29 +23,29 @@ from snapline.messages import host_messages as msg
 
 
 class AgentRetirement(Protocol):
-    """Interface that parts below the membership need from it."""
+    """Interface that the parts below the membership part require from it."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a leaving agent if nothing keeps it here any more. The caller has found one reason gone: the outbox has drained, outputs
-        are released, or answers may be sent."""
+        """Retire an agent that has stopped if nothing keeps it on this host any more. Callers call this when a reason may have ended: the
+        outbox is empty, outputs have been released, or replies have been sent."""
 
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of the pending outputs of one agent, since each of its checkpoints contains them."""
+"""Largest total size of one agent's pending outputs, which each of its checkpoints contains."""
 
 HOST_BYTES_MAX = 256 * 1024 * 1024
-"""Largest size of the pending outputs of all agents of the host: memory that a host can spare while the store is unavailable."""
+"""Largest total size of all agents' pending outputs on a host. A host can spare this much memory while the store is unavailable."""
 
 
 class EffectCaller(Protocol):
-    """Interface that outputs need from the part for effects."""
+    """Interface that `Outputs` requires from the part that handles effects."""
 
     def released(self, agent: LocalAgent) -> None:
-        """Handle the release of outputs of the agent, which may include the intent for which the agent waits."""
+        """Handle the release of some of the agent's outputs, which may include the intent that the agent waits for."""
 
 
 class Outputs:
-    """Outputs of the agents on this host. `size_bytes`: size of all pending payloads."""
+    """Numbers and keeps the outputs of the agents on this host. `size_bytes` is the total size of all pending payloads."""
 
     _membership: AgentRetirement
     _effects: EffectCaller
@@ -56,24 +57,24 @@ class Outputs:
         self.size_bytes = 0
         self._is_full = False
         self._is_watched = False
-        """Whether a client follows the outputs."""
+        """Whether a client is waiting for new outputs."""
         self._reported: dict[str, int] = {}
-        """Numbers of outputs whose release was reported while the plan's agents were loading."""
+        """Numbers of the last released outputs, by agent, as reported while the plan's agents were loading."""
 
     def wire(self, membership: AgentRetirement, effects: EffectCaller) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear all outputs, since a recovery plan ends the history of every agent here."""
+        """Clear all outputs when a recovery plan ends the history of all agents on this host."""
         self.size_bytes = 0
         self._is_full = False
         self._reported = {}
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Load pending outputs, which are part of the checkpoints."""
+        """Load the pending outputs from the agents' checkpoints."""
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.outputs.number:
                 outputs = self._shared.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
@@ -86,7 +87,7 @@ class Outputs:
     # ---- emitting ---------------------------------------------------------------------------------------------------
 
     def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
-        """Number and keep the outputs of a turn that has succeeded."""
+        """Number and keep outputs, for example those of a turn that has succeeded."""
         if agent.outputs is None:
             agent.outputs = AgentOutputs()
         before = agent.outputs.size_bytes
@@ -98,24 +99,24 @@ class Outputs:
             self._epoch_request.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
-        """Request an epoch, since the agent continues only when its outputs are released."""
+        """Request an epoch because the agent can continue only when its outputs are released."""
         self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether an agent that has stopped must stay for its outputs; if so, request an epoch."""
+        """Return whether a stopped agent must stay because it has pending outputs. If so, request an epoch."""
         if agent.outputs is None or not agent.outputs.pending:
             return False
         self._epoch_request.say(agent)
         return True
 
     def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
-        """Record whether a client follows the outputs."""
+        """Record whether a client is waiting for new outputs."""
         self._is_watched = event.is_watched
         self._ask_again()
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Drop the outputs that the epoch has released. The release of a complete epoch's outputs is reported later; until then no other
-        epoch is requested."""
+        """Drop the outputs that the epoch has released. The release of a complete epoch's outputs is reported later than its end, and until
+        then no other epoch is requested."""
         if not self._shared.is_loaded:
             self._reported.update(zip(event.emitters, event.outputs, strict=True))
             return
@@ -137,7 +138,7 @@ class Outputs:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
-        """Request an epoch for agents if a client or the agent itself waits for their outputs."""
+        """Request an epoch for each agent with pending outputs for which a client, or the agent itself, waits."""
         for agent in self._emitters():
             is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
@@ -146,7 +147,7 @@ class Outputs:
     # ---- limits ---------------------------------------------------------------------------------------------------
 
     def _judge(self, agent: LocalAgent) -> None:
-        """Update which agents are full, after an agent's pending outputs have changed."""
+        """Update which agents are full after an agent's pending outputs have changed."""
         is_full = self.size_bytes > HOST_BYTES_MAX
         if is_full != self._is_full:
             self._is_full = is_full
@@ -166,7 +167,7 @@ class Outputs:
         return [agent for agent in self._shared.agents.values() if agent.outputs is not None]
 
     def removed(self, agent: LocalAgent) -> None:
-        """Drop the outputs of an agent that has left."""
+        """Subtract the outputs of an agent that has left from the total size."""
         if agent.outputs is not None:
             self.size_bytes -= agent.outputs.size_bytes
 
@@ -180,6 +181,6 @@ class Outputs:
 
 
 def _waits_for_intent(agent: LocalAgent) -> bool:
-    """Return whether the agent's turn waits until an intent is released."""
+    """Return whether the agent's open effect waits for the release of its intent."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

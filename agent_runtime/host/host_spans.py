@@ -1,19 +1,20 @@
-"""OpenTelemetry spans of a host: its traced turns, the steps and effects run within them, and its part in epochs and recoveries.
+"""Creates a host's OpenTelemetry spans: for traced turns, the steps and effects within them, and the host's part in epochs and recoveries.
 
-*Turns.* Each traced turn has one span, and its messages continue the same trace. The message that begins a turn determines whether the turn is traced
-(`agent_runtime/message_encoding.py`); its span is a child of the sender's. When the turn or a segment ends, its sends, spawns, outputs and timers get
-a tail that names this span; the core and the handler do not see it. While the handler runs, the span is OpenTelemetry's current span, so spans of
-other libraries are its children.
+*Turns.* Each traced turn has one span, and its messages continue the same trace. The message that starts a turn determines whether the turn
+is traced (`agent_runtime/message_encoding.py`). The turn's span is a child of the sender's span. When the turn or a segment ends, the
+messages, spawns, outputs and timers that it requested get a tail that refers to this span. The core and the handler do not use this tail.
+While the handler runs, the span is OpenTelemetry's current span, so spans from other libraries become its children.
 
-*Recoveries.* A message keeps its tail, so a repeated turn has the same place in the same trace, with a new span and a higher incarnation. A durable
-turn is one span over all incarnations: its id is derived from the message that began it. Only the process that ends the turn exports the span. So a
-process killed during the turn leaves no gap: steps and messages of the turn are children of the span that its successor exports.
+*Recoveries.* A message keeps its tail, so a repeated turn has the same parent in the same trace, but a new span and a higher incarnation. A
+durable turn has a single span over all incarnations, whose id is derived from the message that started the turn. Only the process in which
+the turn ends exports the span. So if a process is killed during the turn, there is no gap: the turn's steps and messages are children of
+the span that a later process exports.
 
-*Epochs and plans.* These spans are made from the host's messages to the coordinator, each as a child of the coordinator's span. An epoch report has
-successive durations that end at the moment of the report, so the whole span is made at that moment.
+*Epochs and plans.* These spans are derived from the host's messages to the coordinator, and are children of the coordinator's spans. An
+epoch report contains successive durations, the last of which ends when the report is sent, so the whole span is created at that moment.
 
-*Cost.* A turn that is not traced costs a check of its first byte. This module is imported where spans are exported: without `--otel` there is no
-`TurnSpans` object.
+*Cost.* For a turn that is not traced, only the head of its message is searched for a tail. This module is imported only if spans are
+exported. Without `--otel` there is no `TurnSpans` object.
 """
 
 import random
@@ -41,31 +42,33 @@ from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.span_export import QuickSpan, SpanExport, SpanIds, checkpoint_ids, context_of, recovery_ids
 
 ROOTS = ("start", "timer")
-"""Kinds of turns that may begin a trace here, since no message from elsewhere began them. The trace of an input begins where the input
+"""Kinds of turns that may start a trace, since no message from elsewhere started them. The trace of an input starts where the input
 arrives."""
 
 HEAD_BYTES = 320
-"""Size of a payload's head in which any tail begins: the head of a call, or of a creation with a kind of ordinary length, and a name."""
+"""Size of the head of a payload that is searched for a tail. It is enough for the wrapper of a call and a name, or for a creation message
+with a kind of ordinary length."""
 
 OUTCOME_CHARACTERS_MAX = 300
-"""Largest number of characters of an error in a span."""
+"""Largest number of characters of an error that a span contains."""
 
 AGENTS_REMEMBERED_MAX = 4096
-"""Largest number of agents whose last durable turn is remembered. This suffices, since the next attempt follows a failed one soon."""
+"""Largest number of agents whose last durable turn is remembered. This is enough, since a failed attempt is soon followed by the next
+attempt."""
 
 EFFECT = contexts.create_key("snapline-effect")
 
 
 class TurnPlace(NamedTuple):
-    """Number of the channel's message, or of the input, that a turn consumes; 0: neither. `is_again`: the message or input was in the
-    restored recovery line."""
+    """Number of the message on its channel, or of the input, that a turn consumes, or 0 if it consumes neither. `is_again` says whether the
+    restored recovery line contained the message or input."""
 
     number: int
     is_again: bool
 
 
 class FollowedTurn(NamedTuple):
-    """A traced turn that has begun and not ended."""
+    """A traced turn that has started and not ended."""
 
     span: QuickSpan
     context: contexts.Context
@@ -75,10 +78,10 @@ class FollowedTurn(NamedTuple):
 
 
 class TurnSpans:
-    """Traced turns of one host.
+    """Creates the spans of one host's traced turns.
 
     Attributes:
-        open: traced turns that have not ended, by agent.
+        open: traced turns that have started and not ended, by agent.
     """
 
     def __init__(
@@ -94,12 +97,13 @@ class TurnSpans:
         self._type_of = type_of
         self._place_of = place_of
         self._last_spans: dict[str, int] = {}
-        """Agent → last exported span of a durable turn, since the next attempt after a failure needs another id."""
+        """Last exported span of a durable turn, by agent. It is remembered because the next attempt after a failure needs a different
+        id."""
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def take_input(self, agent: str, payload: bytes) -> bytes:
-        """Return a message from outside in its stored form. A message without a trace may begin one."""
+        """Return an input as it is to be logged. If the input is not traced yet, a new trace may start with it."""
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
@@ -110,7 +114,8 @@ class TurnSpans:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn or a segment within its span. Most turns are not traced, and checking this takes a tenth of a microsecond."""
+        """Run a turn or a segment within its span, if it is traced. For the many turns that are not traced, this check takes a tenth of a
+        microsecond."""
         if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
             return self._run(turn)
         opened = self.open.get(turn.agent) if turn.what == "segment" and turn.turn is None else self._begin(turn)
@@ -150,7 +155,7 @@ class TurnSpans:
         return opened
 
     def _derived(self, turn: ev.StartTurn, name: str, parent: Traceparent) -> int:
-        """Return the id of a durable turn's span; 0: the id is drawn at random."""
+        """Return the derived id for a durable turn's span, or 0 if the id must be random."""
         known = self._type_of(turn.agent)
         handler = None if known is None else known.handlers.get(name)
         if handler is None or not handler.is_durable:
@@ -160,7 +165,7 @@ class TurnSpans:
         return 0 if self._last_spans.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Return the event for the end of a turn or segment, with the trace's tail added to all that the turn sends."""
+        """Handle the end of a turn or segment. Return the event with the trace's tail added to all messages, spawns, outputs and timers."""
         opened = self.open.get(event.agent)
         if opened is None or opened.incarnation != event.incarnation:
             return event
@@ -182,7 +187,8 @@ class TurnSpans:
         self._tell(opened.span)
 
     def undone(self) -> None:
-        """Export the spans of turns that a plan has ended. A durable one is exported by the process that continues it."""
+        """Export the spans of turns that a plan has ended. A durable turn's span is exported later, by the process in which the turn
+        ends."""
         opened, self.open = list(self.open.values()), {}
         self._last_spans.clear()
         for turn in opened:
@@ -201,7 +207,7 @@ def _traceparent(span: QuickSpan, hops: int = HOPS_MAX) -> Traceparent:
 
 
 def current_trace() -> dict[str, object]:
-    """Return the log fields that name the current trace."""
+    """Return the log fields that identify the current trace and span, or no fields if there is no current span."""
     span_context = trace.get_current_span().get_span_context()
     return (
         {"trace_id": f"{span_context.trace_id:032x}", "span_id": f"{span_context.span_id:016x}"}
@@ -217,7 +223,7 @@ def _message_name(what: str, payload: bytes) -> str:
 
 
 def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
-    """Return the same event, with the tail added to everything that leaves with it."""
+    """Return the event with the tail added to all its messages, timers, spawns and outputs."""
     kind = tail.decode()
     return msgspec.structs.replace(
         event,
@@ -229,7 +235,7 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
 
 
 class TracedTurnEnvironment(TurnEnvironment):
-    """Makes a span for each attempt of a step or an effect, as a child of the turn's span."""
+    """Environment that creates a span for each attempt of a step or an effect, as a child of the turn's span."""
 
     def __init__(self, export: SpanExport) -> None:
         self._tracer = export.tracer
@@ -243,11 +249,11 @@ class TracedTurnEnvironment(TurnEnvironment):
 
 
 EPOCHS_KEPT = 64
-"""Number of reported epochs remembered: unanswered reports are repeated, and few epochs are open at once."""
+"""Number of reported epochs that are remembered, since reports may be repeated. Few epochs are open at a time."""
 
 
 class HostSpans:
-    """Spans of one host."""
+    """Creates the spans of one host's part in epochs and recoveries."""
 
     def __init__(self, export: SpanExport) -> None:
         self._export = export
@@ -257,14 +263,14 @@ class HostSpans:
         self._plan_ns = 0
 
     def directive_received(self, directive: Directive) -> None:
-        """Handle a directive of the coordinator."""
+        """Record the facts in a directive that later spans need."""
         if isinstance(directive, Welcome):
             self._store = directive.cluster
         elif isinstance(directive, Plan) and (self._plan is None or directive.number > self._plan.number):
             self._plan, self._plan_ns = directive, time.time_ns()
 
     def said(self, message: HostMessage) -> None:
-        """Handle a message to the coordinator."""
+        """Create the span that a message to the coordinator completes, if any."""
         if isinstance(message, EpochReport) and message.epoch not in self._reported:
             self._reported[message.epoch] = None
             if len(self._reported) > EPOCHS_KEPT:
@@ -317,10 +323,10 @@ class HostSpans:
 
 
 class SpanObserver(HostObserver):
-    """Observer of a host's driver that makes its spans.
+    """Observer of a host's driver that creates spans for its turns, steps and effects.
 
     Attributes:
-        spans: spans of traced turns.
+        spans: creator of the spans of traced turns.
     """
 
     spans: TurnSpans
@@ -328,7 +334,8 @@ class SpanObserver(HostObserver):
     def __init__(self, export: SpanExport) -> None:
         self._export = export
         self._restored: dict[tuple[str, str], int] = {}
-        """Number of the last message in the recovery line, or in the logs, of the plan; by agent and sender ("" for inputs)."""
+        """Number of the last message that the plan's recovery line contains in transit, or of the last input in the logs, by agent and
+        sender ("" for inputs)."""
 
     def attached(self, driver: ObservedDriver) -> None:
         self._core = driver.core
@@ -342,7 +349,7 @@ class SpanObserver(HostObserver):
         return self.spans.ended(event)
 
     def _within_turn(self, command: ev.RunStep, execute: Execute) -> None:
-        """Run a step or an effect within the span of its turn."""
+        """Start a step or an effect within the span of its turn."""
         opened = self.spans.open.get(command.agent)
         if opened is None:
             execute(command)

@@ -1,7 +1,7 @@
-"""State of a host core: the records of each agent, each other host and each epoch, and the state that the core's parts share.
+"""State of a host core: records of each agent, each peer host and each epoch, and the state that the core's parts share.
 
-The shared state contains the host's plan and epochs, its agents and peers, the time, and the commands issued so far. A field that only one
-part uses belongs to that part.
+The shared state contains the host's plan, agents and peers, the time, and the commands issued so far. Fields that only one part uses belong
+to that part instead.
 """
 
 from collections import deque
@@ -33,23 +33,23 @@ from snapline.storage.packs.checkpoint import (
 )
 
 DEAD_LETTERS_KEPT = 100
-"""Number of dead letters kept in an agent's checkpoints, the newest ones; older ones are only counted."""
+"""Number of dead letters that an agent keeps, and that its checkpoints contain. Older dead letters are only counted."""
 
 PARKED_MESSAGES_MAX = 4096
-"""Largest number of messages for others in an agent's outbox at which the agent still takes its own turns (timers, messages to itself).
+"""Largest number of messages to other agents in an agent's outbox at which the agent still runs its own turns (timers, messages to itself).
 
-So a source runs no faster than its receivers. Turns for messages of other agents are never held back, since that would deadlock a fleet
-with cycles."""
+So an agent that produces messages runs no faster than its receivers. Turns for other agents' messages are never deferred, since this would
+deadlock a fleet with cycles."""
 
 
 class AgentInlet(Inlet):
-    """The receiving end of a channel.
+    """The receiving end of a channel between two agents.
 
     Attributes:
-        owner: receiving agent; None if arriving messages are discarded (the agent left, or never existed).
+        owner: receiving agent, or None if it left or never existed, so that arriving messages are discarded.
         peer: host of the sending end.
-        first_number: first message of this channel that counts in the window of `peer`'s link; earlier messages were in a mailbox after a
-            recovery, or came before their agent was created.
+        first_number: number of the first message of this channel that counts towards the window of `peer`'s link. Earlier messages do not
+            count, for example since they were in a mailbox after a recovery, or arrived before the agent was created.
     """
 
     __slots__ = ("first_number", "owner", "peer")
@@ -61,7 +61,7 @@ class AgentInlet(Inlet):
 
 
 class AgentOutlet(Outlet):
-    """The sending end of a channel; `peer` is None until the coordinator has located the receiver."""
+    """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiver."""
 
     __slots__ = ("inlet", "is_waiting", "owner", "peer")
 
@@ -72,16 +72,16 @@ class AgentOutlet(Outlet):
 
 
 NEVER_RETRIED_NS = 2**62
-"""Value of `retry_ns` for a message that is not retried under this plan."""
+"""Value of `retry_ns` for a message that is not retried under the current plan."""
 
 
 class UnmatchedEntries:
-    """Waiting entries that did not match the wait of a durable turn.
+    """Record of which waiting entries were compared with the request of a durable turn, and did not match it.
 
     Attributes:
-        mailbox: number of entries compared, from the front of the mailbox.
-        has_seen_stash: the whole stash at the start of the wait was compared.
-        is_pressed: a compared entry came on a channel that was full.
+        mailbox: number of entries at the front of the mailbox that were compared.
+        has_seen_stash: whether all entries that were in the stash at the start of the wait were compared.
+        is_pressed: whether a compared entry arrived on a channel that was full.
     """
 
     __slots__ = ("has_seen_stash", "is_pressed", "mailbox")
@@ -92,18 +92,18 @@ class UnmatchedEntries:
 
 
 class DurableTurn:
-    """An unfinished durable turn; see `SavedTurn`.
+    """An unfinished durable turn, with the fields of `SavedTurn` and its state on this host.
 
     Attributes:
-        is_live: the handler is suspended at `waits`; after a recovery it first has to run again.
+        is_live: whether the handler is suspended at `waits`. After a recovery the handler must first run again.
         problem: reason why the turn cannot continue, or "".
-        since_ns: start of the wait, or of the problem, on this host.
-        number: number among the durable turns in the agent's history, from 1.
-        is_logged: the result of `waits` has to be in the host log before the turn continues.
-        is_logging: that result is being written to the host log.
+        since_ns: time at which the wait, or the problem, started on this host.
+        number: number of the turn among the agent's durable turns, counted from 1.
+        is_logged: whether the result of `waits` must be in the host log before the turn continues.
+        is_logging: whether that result is being written to the host log.
         logged: number of journal entries that are in the host log, are being written, or need not be logged.
-        rolled, prefix: number of journal entries digested so far, and the resulting digest.
-        look: record of the entries that were compared with the wait.
+        rolled, prefix: number of journal entries that have been digested, and the resulting digest.
+        look: record of the waiting entries that were compared with `waits`.
     """
 
     __slots__ = (
@@ -127,11 +127,11 @@ class DurableTurn:
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:
-        """Return the turn with its whole journal, so that it can be run again."""
+        """Return the turn with its whole journal, so that the turn can be run again."""
         return self._from(0)
 
     def saved(self) -> tuple[SavedTurn, SealedRuns | None]:
-        """Return the turn in the form for a checkpoint, where the sealed parts of its journal are stored separately."""
+        """Return the turn for a checkpoint, which stores the sealed part of its journal separately."""
         sealed = self._sealed.seal(self.journal)
         return self._from(0 if sealed is None else sealed.count), sealed
 
@@ -140,11 +140,11 @@ class DurableTurn:
 
 
 class DurableTurnHistory:
-    """Durable turns in an agent's history, and in the logs.
+    """Durable turns that an agent has started, and log entries for turns that have not ended.
 
     Attributes:
-        count: number of durable turns begun in the agent's history.
-        logged: number of an unfinished turn → entries for it in the host logs of earlier plans.
+        count: number of durable turns that the agent has started.
+        logged: mapping from numbers of turns that have not ended to their entries in the host logs of earlier plans.
     """
 
     __slots__ = ("count", "logged")
@@ -158,28 +158,30 @@ class LocalAgent:
     """One agent on this host.
 
     Attributes:
-        protocol: epoch core of the agent; only the coordinated mode sets and reads it.
-        logged: rule, log and clock of the agent; only the logged mode sets and reads it.
-        owes: the host mode must be called between two turns.
-        is_held: the agent is frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
-        mailbox: entries that arrived and are not consumed; when the agent records, entries with older stamps become channel state.
-        deferred: the agent's own turns, held back while its outbox or its pending outputs are over the bound.
-        is_full: the pending outputs are over a bound.
-        stage: what the agent does.
+        protocol: epoch core of the agent, used only by the coordinated mode.
+        logged: protocol rule, sender log and clock of the agent, used only by the logged mode.
+        owes: whether the host mode must be called before the next turn.
+        is_held: whether the agent is frozen, or blocked by a round. Then it starts no turn, and no message leaves its outbox.
+        mailbox: entries that have arrived and have not been consumed. When the agent records its state, entries with older stamps become
+            channel state.
+        deferred: entries for the agent's own turns, which wait while its outbox or its pending outputs exceed their limits.
+        is_full: whether the agent's pending outputs exceed a limit.
+        stage: the agent's current activity.
         current: entry of the running turn, or None while no turn runs.
-        timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
-        held: sends of a finished turn that wait until `spawns` are reserved; no turn starts meanwhile.
-        parked: number of messages in outlets, which have no number and no stamp yet.
-        awaits_creation: the creation message has not arrived; no other entry may be the first turn.
-        retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
-        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and of the newest dead letter ever (`dead_letters.py`).
-        retired_in: None while the agent is active; afterwards the epochs for which the agent must still be kept.
-        inputs: inputs from outside; None if there were none yet.
-        outputs: outputs; None if there were none yet.
-        turn: the unfinished durable turn, if any.
-        begun: history of durable turns; None if there were none, even in the logs.
-        stash: entries that were consumed during a durable turn and still wait for their turns.
-        effects: effects on the outside; None if there were none yet.
+        timers: mapping from names to (due time, tie-breaker, payload). The host core's heap refers to these timers.
+        held: messages sent by a finished turn, which wait until `spawns` are reserved. Until then no turn starts.
+        parked: number of messages parked in outlets, which have no sequence number and no stamp yet.
+        awaits_creation: whether the agent still waits for its creation message, which must be its first turn.
+        retry_ns: time at which the first message in the mailbox is retried after its turn failed, or None if no retry is pending.
+        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and number of the newest dead letter that the agent ever had
+            (`dead_letters.py`).
+        retired_in: None while the agent is active. Once it has retired, the epochs for which it must still be kept.
+        inputs: the agent's inputs from outside, or None if it has had no inputs yet.
+        outputs: the agent's outputs, or None if it has emitted none yet.
+        turn: the unfinished durable turn, or None if there is none.
+        begun: history of durable turns, or None if there were none, not even in the logs.
+        stash: entries that were consumed during a durable turn, and still wait for turns of their own.
+        effects: the agent's effects, or None if it has requested none yet.
     """
 
     __slots__ = (
@@ -265,20 +267,20 @@ class LocalAgent:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the agent is not between two turns: it takes no checkpoint, and starts no turn."""
+        """Return whether the agent is in a turn or another activity. Then it takes no checkpoint, and starts no turn."""
         return self.stage is not IDLE
 
     @property
     def may_start(self) -> bool:
-        """Return whether the next turn may start, if there is one."""
+        """Return whether the agent may start its next turn."""
         if self.stage is not IDLE or self.spawns or self.awaits_creation or self.retry_ns is not None:
             return False
         return not (self.is_leaving or self.is_held or self.is_failed)
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether the agent's outbox holds too many messages for other agents. Messages to the agent itself do not count, since only
-        the agent's own turns consume them."""
+        """Return whether the agent's outbox contains too many messages to other agents. Messages to the agent itself do not count, since
+        only the agent's own turns consume them."""
         if self.parked <= PARKED_MESSAGES_MAX:
             return False
         outlet = self.outlets.get(self.id)
@@ -286,19 +288,21 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether no message leaves the outbox: the agent is held, or has failed and loses its work since the last checkpoint."""
+        """Return whether messages must stay in the outbox, because the agent is held, or has failed and will lose its work since the last
+        checkpoint."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
-        """Return the number of the last message that left, by receiver."""
+        """Return the sequence number of the last message that left, by receiver."""
         return {outlet.receiver: outlet.number for outlet in self.outlets.values() if outlet.number}
 
     def received(self) -> dict[str, int]:
-        """Return the number of the last message that was consumed, by sender."""
+        """Return the sequence number of the last message that was consumed, by sender."""
         return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
 
     def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
-        """Return the contents of a checkpoint taken now, without state and channels; `number`: number of that checkpoint."""
+        """Return the contents of a checkpoint taken now, without state and channels. `number` is the checkpoint's number, or None for the
+        next number."""
         outbox = [
             ParkedMessage(outlet.receiver, payload)
             for outlet in self.outlets.values()
@@ -335,7 +339,7 @@ class LocalAgent:
         )
 
     def _saved_numbers(self) -> DeadLetterNumbers | None:
-        if not self.last_dead_letter:  # the usual case; called at each checkpoint
+        if not self.last_dead_letter:  # the usual case, checked first since each checkpoint calls this
             return None
         numbers = DeadLetterNumbers(self.last_dead_letter, list(self.dead_letter_numbers))
         return (
@@ -346,9 +350,9 @@ class LocalAgent:
 
 
 class Peer:
-    """A host of the plan, with the items queued for it until the batch ends. For this host itself `link` is None.
+    """A host of the plan, with the items queued for it until the batch ends. If it is this host itself, `link` is None.
 
-    `broken_ns`: time since when the link is down; None while it is established.
+    `broken_ns` is the time at which the link went down, or None while the link is up.
     """
 
     __slots__ = (
@@ -396,12 +400,12 @@ class Peer:
 
     @property
     def floor(self) -> int | None:
-        """Newest epoch that does not involve the link; earlier epochs do not either. None: the two ends have not agreed yet."""
+        """The newest epoch that does not involve the link, as no earlier epoch does. It is None until the two ends have agreed on it."""
         return None if self.link is None else self.link.floor
 
     @property
     def is_waited(self) -> bool:
-        """Return whether the link has pending items: queued, parked, or not acked."""
+        """Return whether the link has pending items, which are queued, parked, or not acknowledged."""
         if self.link is None:
             return False
         has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
@@ -409,11 +413,12 @@ class Peer:
 
     @property
     def owes_consumption_report(self) -> bool:
-        """Return whether consumption must be reported, even if only credit has changed and the window was freed before."""
+        """Return whether the peer must be informed about consumed messages. This includes credit for messages whose window was freed
+        earlier."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
-        """Update the room: the link's allowance, less the queued items."""
+        """Update the room that is left on the link, which is the link's allowance minus the queued items."""
         if self.link is not None:
             self.items_room = self.link.items_room - len(self.out_channels)
             self.bytes_room = self.link.bytes_room - self.pending_bytes
@@ -423,11 +428,11 @@ class HostEpoch:
     """State of one epoch on this host.
 
     Attributes:
-        unrecorded: agents of this host that have not recorded yet.
+        unrecorded: agents on this host that have not recorded their states for the epoch yet.
         awaited: hosts whose marker item has not arrived.
-        markers: agent → receiver → number of the last message sent before the agent recorded.
+        markers: mapping from agents and receivers to the sequence number of the last message sent before the agent recorded its state.
         refusal: reason why this host's part must not be used, or "".
-        heard_ns: arrival time of the first message about the epoch.
+        heard_ns: arrival time of the first message about the epoch on this host.
     """
 
     __slots__ = (
@@ -448,23 +453,24 @@ class HostEpoch:
 
 
 ENDED_KEPT = 64
-"""Number of ended epochs remembered, so that a late marker or directive does not reopen one. At most four epochs are open."""
+"""Number of ended epochs that are remembered, so that a late marker or directive does not reopen an ended epoch. At most four epochs are
+open at a time."""
 
 
 UNDONE = "undone"
 
 
 class HostCounts:
-    """Counts of what a host has done since its start.
+    """Counts of a host's turns, checkpoints, effects and other events since its start.
 
     Attributes:
-        turns: turns that succeeded.
-        dead_letters: dead letters of this host's agents, and messages for departed agents.
-        checkpoints, forced: checkpoints of agents of a logged protocol, and the forced ones; put_off: basic checkpoints deferred because
-            the store was busy.
-        piggybacked, piggyback_bytes: messages sent in a logged protocol, and the size of their piggybacks.
-        effects: recorded outcomes of effects; completed compensations count as "undone".
-        plans, first_plan_ns: number of applied plans, and time of the first; each later plan is a failure of the fleet.
+        turns: number of turns that succeeded.
+        dead_letters: number of new dead letters of this host's agents, and of messages to departed agents.
+        checkpoints, forced: number of checkpoints under a logged protocol, and number of these that the protocol forced.
+        put_off: number of basic checkpoints deferred because the store was busy.
+        piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of their piggybacks.
+        effects: number of effects by recorded outcome. Completed compensations count as "undone".
+        plans, first_plan_ns: number of applied plans, and time of the first plan. Each later plan means a recovery of the fleet.
     """
 
     __slots__ = (
@@ -490,28 +496,29 @@ class HostCounts:
 
 
 class HostState:
-    """State shared by the parts of one host core, which change it only inside `handle`.
+    """State that the parts of one host core share. They change it only inside `HostCore.handle`.
 
     Attributes:
         host: id of this host.
-        trace_every: trace every N-th message of each channel; 0 = none. It changes while a viewer is connected.
-        is_watched: an observer wants to know when each logged message leaves.
-        start: number of this run of the host, from the coordinator; 0 before the first Welcome.
-        cluster: id of this fleet's run.
-        plan: number of the plan applied, or being applied; 0 before the first.
-        plan_hosts: the hosts of that plan.
-        begun_epoch: the latest epoch known to have begun; in logged protocols, the latest one when the plan was made.
-        plan_epoch: latest epoch begun when the plan was made.
-        is_loaded: the plan's agents are here.
-        ended: newest epochs that have ended under this plan.
-        agents: the agents here, by id.
-        routes: agent → (host, incarnation), as far as known.
-        ordinals: agent → index in the protocol's vectors, for all receivers of messages.
-        peers: the other hosts of the plan that have a link, by id.
-        local: the peer of this host's own channels.
+        trace_every: interval of traced messages: every N-th message of each channel, or none if it is 0. It changes while a viewer is
+            connected.
+        is_watched: whether an observer needs to know when each logged message leaves.
+        start: number that the coordinator gave this run of the host, or 0 before the first Welcome.
+        cluster: id of the run of the fleet.
+        plan: number of the plan that is applied or being applied, or 0 before the first plan.
+        plan_hosts: hosts in that plan.
+        begun_epoch: newest epoch known to have begun. In logged protocols it is the newest epoch that had begun when the plan was made.
+        plan_epoch: newest epoch that had begun when the plan was made.
+        is_loaded: whether the plan's agents have been loaded.
+        ended: newest of the epochs that have ended under this plan.
+        agents: agents on this host, by id.
+        routes: mapping from agents to (host, incarnation), as far as this host knows them.
+        ordinals: mapping from each agent that receives messages to its index in the protocol's vectors.
+        peers: the plan's other hosts to which this host has a link, by id.
+        local: record that stands for this host itself, for channels between its own agents.
         counts: counts since the start of the host.
-        now: time of the event being handled.
-        out: commands given so far in this event.
+        now: time of the event that is being handled.
+        out: commands issued so far for this event.
     """
 
     def __init__(self, host: str, *, trace_every: int, is_watched: bool) -> None:
@@ -536,14 +543,14 @@ class HostState:
         self._requests = 0
 
     def next_request(self) -> int:
-        """Return the number for the next query to the coordinator."""
+        """Return the request number for the next query to the coordinator."""
         self._requests += 1
         return self._requests
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
-        """Return those of the epochs that have not ended yet."""
+        """Return the epochs in `epochs` that have not ended yet."""
         return {epoch: None for epoch in epochs if epoch not in self.ended}
 
     def note(self, level: str, text: str) -> None:
-        """Log a message."""
+        """Write a line to the process's log."""
         self.out.append(ev.Note(level, text))

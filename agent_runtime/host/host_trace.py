@@ -1,11 +1,12 @@
-"""A host's trace: one JSON object per line, for diagrams and analysis, in a file and in memory while a viewer asks.
+"""A host's trace for diagrams and analysis, with one JSON object per line. It is written to a file, and kept in memory while a viewer asks
+for it.
 
-`recovery/trace_merge.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole to
-the file, if there is one, even if a SIGKILL ends the host.
+`recovery/trace_merge.py` describes the lines. Messages are sampled by sequence number, so that sender and receiver trace the same messages.
+If there is a file, it contains only whole lines, even if a SIGKILL ends the host.
 
-For viewers, the lines of the last seconds are kept in memory. The core traces for viewers, and these lines are kept, only while a viewer
-has asked within `LOOK_S`. Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when sent. A line is kept as a tuple, and
-encoded when sent.
+For viewers, recent lines are kept in memory, but only if a viewer has asked within the last `LOOK_S`. Otherwise the core also traces no
+messages for viewers. At most `RECENT_LINES_MAX` lines are kept, and lines older than `KEPT_S` are not sent. A line is kept as a tuple, and
+encoded only when it is sent.
 """
 
 import asyncio
@@ -25,41 +26,42 @@ from snapline.folders import make_private
 from snapline.messages.client_requests import RecentTrace, TraceWanted
 
 FLUSH_S = 0.05
-"""Longest period of the trace that is lost if the host is killed, in seconds."""
+"""Time between two flushes. If the host is killed, at most the lines of this time are lost."""
 
 LINES_MAX = 20_000
-"""Largest number of lines kept until a flush; further lines are dropped."""
+"""Largest number of lines that wait for a flush. Further lines are dropped."""
 
 
 TraceLine = dict[str, object]
 
 
 def message_line(what: str, agent: str, other: str, number: int, *, time_ns: int) -> TraceLine:
-    """Return the line of a message that left ("send") or was consumed ("receive")."""
+    """Return the line for a message that left ("send") or was consumed ("receive")."""
     sender, receiver = (agent, other) if what == "send" else (other, agent)
     line: TraceLine = {"event": what, "agent": agent, "message": f"{sender}>{receiver}:{number}", "time_ns": time_ns}
     return {**line, "to": other} if what == "send" else line
 
 
 def marker_line(what: str, host: str, other: str, epoch: int, *, time_ns: int) -> TraceLine:
-    """Return the line of a marker item that left ("send_marker") or came ("receive_marker")."""
+    """Return the line for a marker item that was sent ("send_marker") or received ("receive_marker")."""
     end = "to" if what == "send_marker" else "from"
     return {"event": what, "host": host, end: other, "epoch": epoch, "time_ns": time_ns}
 
 
 def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...], *, time_ns: int) -> TraceLine:
-    """Return the line of a checkpoint that was taken."""
+    """Return the line for a checkpoint that was taken."""
     line: TraceLine = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
     return {**line, **({"epochs": list(epochs)} if epochs else {}), "time_ns": time_ns}
 
 
 def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
-    """Return the line of a plan: this host's agents continue from these checkpoints, and their later traced events are undone."""
+    """Return the line for a plan. It says that this host's agents continue from the checkpoints in `line`, and that their later traced
+    events are undone."""
     return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
 
 
 class TraceWriter:
-    """Appends to one file; blocking writes of a few kilobytes, on the event loop."""
+    """Appends the trace to one file. It writes a few kilobytes at a time, which briefly blocks the event loop."""
 
     def __init__(self, path: Path) -> None:
         make_private(path.parent)
@@ -74,7 +76,8 @@ class TraceWriter:
         self._add(marker_line(what, host, other, epoch, time_ns=time.time_ns()))
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Flush at once, so that the trace of a checkpoint's contents is durable before the checkpoint."""
+        """Trace a checkpoint, and flush immediately, so that the trace of the checkpoint's contents is written before the checkpoint is
+        durable."""
         self._add(checkpoint_line(agent, number, kind, epochs, time_ns=time.time_ns()))
         self.flush()
 
@@ -88,7 +91,7 @@ class TraceWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Write all lines to the kernel, so that a SIGKILL loses none of them."""
+        """Write all lines to the kernel, so that a SIGKILL cannot lose them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,25 +104,28 @@ class TraceWriter:
 
 
 RECENT_LINES_MAX = 20_000
-"""Largest number of lines kept, some 5 MB. If a host writes more lines between two requests, the oldest are dropped and counted."""
+"""Largest number of lines kept for viewers, which take some 5 MB. If the host traces more lines between two requests, the oldest lines are
+dropped and counted."""
 
 KEPT_S = 30.0
-"""Largest age of a line that is sent: a viewer asks every second or two."""
+"""Largest age of a line that is sent to a viewer. Viewers ask every second or two."""
 
 LOOK_S = 5.0
-"""Time after a request for which lines are kept: a viewer that misses two or three requests counts as gone."""
+"""Time after a viewer's request for which lines are kept. A viewer that misses two or three requests counts as gone."""
 
 DIGITS_MAX = 18
-"""Largest number of digits of a cursor's number; no host traces more lines than that."""
+"""Largest number of digits of the number in a cursor. No host traces more lines than this allows."""
 
 Write = Callable[..., TraceLine]
 
 
 class RecentLines:
-    """Recent lines, kept while a viewer asks; a `TraceSink`. A cursor, `run.number`, is the number of the next line."""
+    """A `TraceSink` that keeps recent lines while a viewer asks for them. A cursor has the form `run.number`, where the number is that of
+    the next line."""
 
     def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
-        """`run`: id that distinguishes these lines from the lines of the host's other runs; `plan`: the present plan."""
+        """`run` is an id that distinguishes these lines from all other lines that this host has kept. `plan` is the number of the current
+        plan."""
         self._host = host
         self._run = run
         self._wall_ns = wall_ns
@@ -141,14 +147,14 @@ class RecentLines:
         self._add(plan_line, (number, line))
 
     def flush(self) -> None:
-        """Do nothing, since these lines do not outlive the process."""
+        """Do nothing, since these lines are kept only in memory."""
 
     def _add(self, write: Write, arguments: tuple[object, ...]) -> None:
         self._next += 1
         self._lines.append((self._wall_ns(), self._plan, write, arguments))
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Return a function that makes the answer; any thread may call it."""
+        """Return a function that builds the reply to a viewer. Any thread may call the function."""
         now_ns, first = self._wall_ns(), self._next - len(self._lines)
         after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
@@ -162,7 +168,7 @@ class RecentLines:
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
-    """Encode lines as in a file that begins here: a plan's line precedes the lines of that plan."""
+    """Encode lines as in a file that starts with them, so that each plan's lines are preceded by a line for the plan."""
     lines: list[msgspec.Raw] = []
     written_plan = None
     for time_ns, plan, write, arguments in taken:
@@ -180,7 +186,7 @@ def _raw(line: TraceLine) -> msgspec.Raw:
 
 
 def _number_in(cursor: str, run: str, first: int) -> int:
-    """Return the number of the next line for the cursor's holder; a holder without lines of this run has missed nothing."""
+    """Return the number in a viewer's cursor, or `first` if the cursor is not from this run, since such a viewer has missed no lines."""
     instance, _, number = cursor.partition(".")
     is_ours = instance == run and number.isdecimal() and len(number) <= DIGITS_MAX
     return int(number) if is_ours else first
@@ -190,7 +196,7 @@ MARKERS = ("send_marker", "receive_marker")
 
 
 class Tracing:
-    """Tracing of one host. Without a viewer and a file, the core traces nothing and `is_on` is False."""
+    """Tracing on one host, to a file and to viewers. If there is neither, the core traces no messages, and `is_on` is False."""
 
     def __init__(
         self,
@@ -200,7 +206,7 @@ class Tracing:
         file: TraceSink | None,
         file_every: int,
     ) -> None:
-        """`feed` sends events to the core; `file_every`: the file contains every N-th message of each channel."""
+        """`feed` passes events to the core. The file contains every `file_every`-th message of each channel."""
         self._environment = environment
         self._core = core
         self._feed = feed
@@ -212,7 +218,7 @@ class Tracing:
         self.is_on = file is not None
 
     def carry(self, command: ev.Trace) -> None:
-        """Write a line that the core has traced."""
+        """Execute the core's `Trace` command."""
         if command.what == "checkpoint":
             self.checkpoint(command.agent, command.number, command.other)
         elif command.what in MARKERS:
@@ -229,17 +235,17 @@ class Tracing:
             file.message(command.what, command.agent, command.other, number)
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Write the line of a checkpoint that was taken."""
+        """Trace a checkpoint that was taken."""
         for sink in self._sinks():
             sink.checkpoint(agent, number, kind, epochs)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Write the line of a plan: the agents here continue from these checkpoints."""
+        """Trace a plan, with the numbers of the checkpoints from which this host's agents continue."""
         for sink in self._sinks():
             sink.plan(number, line)
 
     def flush(self) -> None:
-        """Flush the file, if there is one, so that all lines so far outlive this process."""
+        """Flush the file, if there is one, so that all lines so far survive the end of this process."""
         if self._file is not None:
             self._file.flush()
 
@@ -249,7 +255,8 @@ class Tracing:
     # ---- viewers ----------------------------------------------------------------------------------------------------
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Serve a viewer: return a function that makes the answer with the events since the cursor. Any thread may call the function."""
+        """Serve a viewer: return a function that builds the reply with the lines since the viewer's cursor. Any thread may call the
+        function."""
         self._until_ns = self._environment.now_ns() + round(LOOK_S * 1e9)
         if self._recent is None:
             self._looks += 1
@@ -270,6 +277,6 @@ class Tracing:
         self._tell()
 
     def _tell(self) -> None:
-        """Make the core trace the messages that the file or a viewer needs."""
+        """Set the core's tracing rate, so that it traces all messages that the file or a viewer needs."""
         self.is_on = self._file is not None or self._recent is not None
         self._feed(ev.TracingRequested(math.gcd(self._file_every, self._recent_every)))

@@ -1,16 +1,16 @@
-"""The `Inputs` service on a host's port: reads clients' requests, checks them, passes them to the host, and waits for answers.
+"""The `Inputs` service on a host's port: reads and checks clients' requests, passes them to the host, and waits for the host's answers.
 
-The host core, not the service, decides about inputs, their answers, and when an answer may be sent. A valid input is accepted even if the
-client has disconnected: the client does not know the outcome, and retries with the same key.
+The host core, not the service, decides whether inputs are accepted, and when replies may be sent. A valid input is accepted even if the
+client has disconnected. Such a client does not know the outcome, and retries with the same key.
 
-*Checks.* Before an input is numbered, the service checks that the agent could handle the message, so that a client learns of its mistake. A
-message that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted
-input, which then becomes a dead letter.
+*Checks.* Before an input is numbered, the service checks that the agent can handle the message, so that a client is informed of an invalid
+message. A message that does not decode here would also fail in each attempt of its turn. A later version of the agent's class may still
+reject an accepted input, which then becomes a dead letter.
 
-*Bounds.* The codec limits one request (`messages/client_wire.py`). Requests being read or waiting for the host's log share one limit: above
-`UNDER_WAY_BYTES_MAX` clients must retry. For `Inputs.Ask` the service asks the core once for each input and kind of answer, however many
-clients wait and retry. So its memory is bounded by the keys that the agents know. If a client disconnects, the next client that asks uses
-the same question to the core.
+*Bounds.* The codec limits the size of one request (`messages/client_wire.py`). All requests that are being read, or wait for the host log,
+share the limit `UNDER_WAY_BYTES_MAX`, above which clients must retry. For `Inputs.Ask` the service asks the core only once for each input
+and kind of reply (early or final), however many clients wait and retry. So its memory is limited by the number of keys that the agents
+know. If a client disconnects, the service's question to the core stays open and serves the next client that asks for the same input.
 """
 
 import asyncio
@@ -53,27 +53,27 @@ from snapline.storage.capture.declared_values import survives_round_trip
 from snapline.storage.capture.values import decode_declared
 
 ASKS_MAX = 10_000
-"""Largest number of clients that wait at one time. Each is a separate call, and takes some KiB of memory."""
+"""Largest number of clients that wait for replies at the same time. Each client's call takes some KiB of memory."""
 
 ASK_S_MAX = 60.0
-"""Longest time of one call; a client that still waits afterwards asks again."""
+"""Time limit of one call, after which a client that still waits must call again."""
 
 _Question = tuple[str, str, bool]
-"""Agent, input key, and whether an early answer is accepted."""
+"""Agent, input key, and whether an early reply is accepted."""
 
 
 class AnswerSource(Protocol):
-    """Interface that the service of `Inputs.Ask` needs from its host."""
+    """Interface that `AskService` requires from its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the answer to an input; `then` is called with the answer, if one ever arrives."""
+        """Wait for the outcome of an input. `then` is called with the outcome, if it ever arrives."""
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return another host where the agent lives, and that host's address; both are empty if unknown."""
+        """Return the other host on which the agent runs, and that host's address, or two empty strings if they are unknown."""
 
 
 class AskService:
-    """Calls of `Inputs.Ask` on one host. All calls run on the host's event loop."""
+    """Handles calls of `Inputs.Ask` on one host. All calls run on the host's event loop."""
 
     def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
@@ -111,7 +111,7 @@ class AskService:
 
     async def _answer(self, question: _Question, context: Context) -> AskOutcome:
         waiting = self._open.get(question) or self._begin(question)
-        await asyncio.wait({waiting}, timeout=ASK_S_MAX)  # a cancelled call leaves the future to other waiters
+        await asyncio.wait({waiting}, timeout=ASK_S_MAX)  # if this call is cancelled, others may still wait
         if not waiting.done():
             reason = f"agent {question[0]} on host {self._host} has not answered yet"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
@@ -134,13 +134,13 @@ class AskService:
 
 
 PlaceOf = Callable[[str], tuple[str, str]]
-"""Returns the other host of an agent, and that host's address; both empty if unknown."""
+"""Function that returns the other host on which an agent runs, and that host's address, or two empty strings if they are unknown."""
 
 
 def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
-    """Return the message in the form that the agent's turn needs, or the outcome of an input that `host` rejects.
+    """Return the message in the encoding that the agent's turn needs, or the outcome if `host` rejects the input.
 
-    `known`: type of the agent's class; None if the agent is not on this host.
+    `known` describes the agent's class, or is None if the agent is not on this host.
     """
     if known is None:
         return InputOutcome(RETRY, 0, f"agent {given.agent!r} is not on host {host} just now", *place_of(given.agent))
@@ -153,7 +153,7 @@ def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: Pla
 
 
 def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
-    """Return the outcome; if the input was not accepted here, add the host where the agent lives."""
+    """Return the outcome. If its status is "retry", add the host on which the agent runs."""
     if outcome.status != RETRY:
         return outcome
     host, address = place_of(agent)
@@ -161,8 +161,8 @@ def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome
 
 
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """Return the message in the form for the agent's turn; UsageError if the agent cannot handle it. The trace of a JSON message may follow
-    its type, as in other messages."""
+    """Return the message in the encoding that the agent's turn needs. Raise UsageError if the agent cannot handle the message. A trace
+    reference may follow the type of a JSON message, as in all other messages."""
     if not given.type:
         check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload
@@ -172,12 +172,12 @@ def _message_in(given: GivenInput, known: AgentType) -> bytes:
 
 
 def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
-    """Check that an agent of this class can handle a message; `public_only`: the handler must be public.
+    """Check that an agent of this class can handle a message. With `public_only`, the handler must be public.
 
     Raises:
-        HandlerNotPublicError: the agent has no public handler for the message.
-        EncodingError: the agent has no handler for the message, or the body does not match the type.
-        MessageTooLargeError: the message exceeds the largest size of a message.
+        HandlerNotPublicError: If the agent has no public handler for the message.
+        EncodingError: If the agent has no handler for the message, or the body does not match the type.
+        MessageTooLargeError: If the message exceeds the largest size of a message.
     """
     if len(payload) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
@@ -191,12 +191,13 @@ def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: 
 
 
 def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, public_only: bool = False) -> bytes:
-    """Decode JSON to a message of type `name`, in the form for an agent of this class. Datetimes with an offset become UTC.
+    """Decode JSON as a message of type `name`, and encode it for an agent of this class. Datetimes with an offset are converted to UTC.
 
     Raises:
-        HandlerNotPublicError: the agent has no public handler for the message, and `public_only` requires one.
-        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error names the place.
-        MessageTooLargeError: the message exceeds the largest size of a message.
+        HandlerNotPublicError: If the agent has no public handler for the message, and `public_only` requires one.
+        EncodingError: If the agent has no handler for the message, or the text is not JSON of this type. The error message names the
+            invalid field.
+        MessageTooLargeError: If the message exceeds the largest size of a message.
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
     message = _decoded(agent, name, _json_decoder(handler.message_type), text)
@@ -238,25 +239,25 @@ def _json_decoder(kind: type) -> "msgspec.json.Decoder[Any]":
 
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of requests being read or waiting for the host's log: four requests of the largest size. A higher limit would only use
-more memory."""
+"""Largest total size of requests that are being read or wait for the host log. It corresponds to four requests of the largest size. A
+higher limit would only use more memory."""
 
 REQUEST_COST_BYTES = 4096
-"""Size counted for a request in addition to its payloads, so that empty requests are bounded too."""
+"""Size that each request counts in addition to its payloads, so that the number of empty requests is limited too."""
 
 READING_S_MAX = 30.0
-"""Longest wait for each further message of a request; 16 MiB take this long at 5 Mbit/s."""
+"""Longest wait for each further message of a request. At 5 Mbit/s, 16 MiB take about this long."""
 
 ANSWER_S_MAX = 60.0
-"""Longest wait for the host's answer, after which calls of clients without a shorter limit end."""
+"""Longest wait for the host's answer. After this time a client's call ends, unless the client has set a shorter limit."""
 
 
 TakeInput = Callable[[str, bytes], bytes]
-"""Function that takes an agent and a message for it, and returns the message to store."""
+"""Function that gets an agent and a message for it, and returns the message to log."""
 
 
 def unchanged_payload(_agent: str, payload: bytes) -> bytes:
-    """Return the payload unchanged, where inputs are not traced."""
+    """Return the payload unchanged. This is used if inputs are not traced."""
     return payload
 
 
@@ -264,19 +265,19 @@ _Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
 class Agents(AnswerSource, Protocol):
-    """Interface that the service of inputs needs from its host."""
+    """Interface that `InputService` requires from its host."""
 
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
-        """Offer inputs to the host; `then` is called with one answer for each input, if answers arrive."""
+        """Offer inputs to the host. `then` is called with one outcome for each input, if the outcomes ever arrive."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return the type of an agent's class; None if the agent is not here."""
+        """Return the description of an agent's class, or None if the agent is not on this host."""
 
 
 class InputService:
-    """Calls that offer inputs to one host. All calls run on the host's event loop."""
+    """Handles calls that offer inputs to one host. All calls run on the host's event loop."""
 
     def __init__(
         self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = unchanged_payload
@@ -313,7 +314,8 @@ class InputService:
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[Callable[[int], bool]]:
-        """Reserve room for one request until it ends. The yielded function returns whether that many bytes still fit."""
+        """Reserve room for one request until it ends. The yielded function reserves further bytes, and returns whether the total limit
+        still holds."""
         taken = 0
 
         def take(size_bytes: int) -> bool:
@@ -328,7 +330,7 @@ class InputService:
             self._bytes -= taken
 
     async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReader:
-        """Read the whole request; a call with an invalid request ends here, and none of its inputs are taken."""
+        """Read the whole request. If the request is invalid, abort the call, so that none of its inputs is accepted."""
         reading, goes_on = OfferReader(), True
         is_room = take(REQUEST_COST_BYTES)
         try:
@@ -349,7 +351,8 @@ class InputService:
         return reading
 
     async def _client_of(self, reading: OfferReader, context: Context) -> str:
-        """Return the client's name from its certificate, or from the request. Handlers get this name as their sender."""
+        """Return the client's name from its certificate, or, without a certificate, from the request. Handlers get this name as the
+        sender."""
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
@@ -362,7 +365,8 @@ class InputService:
     async def _outcomes(
         self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
     ) -> list[InputOutcome]:
-        """Return one outcome for each input, in order. The check of an agent and the offer run without a pause in between."""
+        """Return one outcome for each input, in order. Checking the inputs and offering them run without a pause in between, so that no
+        agent moves meanwhile."""
         offered = [checked for checked in found if isinstance(checked, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         place_of = self._agents.place_of
@@ -372,7 +376,7 @@ class InputService:
         ]
 
     def _check_command(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        """Check an operator command. The core knows whether the dead letter or effect exists."""
+        """Check that an operator command is valid. Only the core can tell whether its dead letter or effect exists."""
         try:
             _command_in(given.payload)
         except ProtocolError as error:
@@ -403,10 +407,10 @@ class InputService:
 
 
 def _command_in(payload: bytes) -> msgspec.Struct:
-    """Decode an operator command, about a dead letter or an effect.
+    """Decode an operator command on a dead letter or an effect.
 
     Raises:
-        ProtocolError: the command is unknown.
+        ProtocolError: If the command is unknown.
     """
     if is_effect_resolution(payload):
         return read_effect_resolution(payload)
@@ -414,7 +418,7 @@ def _command_in(payload: bytes) -> msgspec.Struct:
 
 
 def _about(reading: OfferReader) -> str:
-    """Describe operator commands: their agents and contents."""
+    """Describe the operator commands in a request, with their agents and contents, for the audit log."""
     return "; ".join(f"{item.agent}: {_in_words(item.payload)}" for item in reading.inputs)
 
 

@@ -1,7 +1,7 @@
-"""Intake of inputs: client requests that wait for the core's answer, and batches of the host log that are being written to the store.
+"""Keeps requests that wait for the core's answer, and batches of the host log that are being written to the store.
 
-A batch is encoded once and appended with the same bytes until its outcome is known: the batch is in the log, or a later plan has sealed the log at
-that place. If this takes long, the host core is notified, and admits no more inputs.
+A batch is encoded once, and appending it is retried with the same bytes until its outcome is known: either the log contains the batch, or a
+later plan has sealed the log at that place. If this takes long, the host core is notified, and admits no more inputs.
 """
 
 import logging
@@ -16,19 +16,19 @@ from snapline.messages.client_requests import InputOutcome
 from snapline.storage.log.log_record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
-"""Time after which a batch counts as late. Two syncs take some milliseconds, so a second indicates a problem."""
+"""Time after which a batch counts as late. Two syncs normally take some milliseconds, so a second indicates a problem."""
 
 RETRY_S = 0.5
-"""Time in seconds from a failure to the next attempt; short, since clients wait."""
+"""Time from a failed attempt to the next attempt. It is short, since clients wait."""
 
 Then = Callable[[tuple[InputOutcome, ...]], None]
-"""Callback that gets the answers to a request."""
+"""Callback that gets the outcomes of a client's request."""
 
 log = logging.getLogger("snapline.host")
 
 
 class _Flight:
-    """A batch whose outcome is not known. `prepared`: the batch's encoded bytes, from the first attempt on."""
+    """A batch whose outcome is not known yet. `prepared` contains the encoded batch once an attempt has encoded it."""
 
     __slots__ = ("command", "failures", "is_decided", "prepared")
 
@@ -40,11 +40,11 @@ class _Flight:
 
 
 class Intake:
-    """Requests without an answer and batches being written. At most one batch belongs to the present plan's log; others may belong to logs
-    of earlier plans."""
+    """Requests that are not answered yet, and batches that are being written. At most one batch belongs to the current plan's log. All
+    others belong to earlier plans' logs."""
 
     def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
-        """`feed` hands events to the host core."""
+        """`feed` passes events to the host core."""
         self._environment = environment
         self._feed = feed
         self._is_over = False
@@ -56,65 +56,66 @@ class Intake:
         self._count = 0
 
     def stop(self) -> None:
-        """Stop all attempts."""
+        """Stop writing batches."""
         self._is_over = True
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Offer messages from outside. `then` is called with one answer for each when all are decided, but not if the host ends."""
+        """Offer inputs to the core. `then` is called with one outcome for each input when all outcomes are known, unless the host ends
+        before."""
         self._count += 1
         self._requests[self._count] = then
         self._feed(ev.InputsOffered(self._count, client, self._environment.wall_ns(), tuple(inputs)))
 
     def answer(self, command: ev.AnswerInputs) -> None:
-        """Pass the core's answers on to the request's callback."""
+        """Pass the core's outcomes to the request's callback."""
         self._requests.pop(command.request)(command.answers)
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the answer to the input of this key; `then` gets the answer, but is not called if the host ends."""
+        """Wait for the outcome of the input with this key. `then` is called with the outcome, unless the host ends before."""
         self._count += 1
         self._asks[self._count] = then
         self._feed(ev.ReplyAwaited(self._count, agent, key, is_early))
 
     def answer_ask(self, command: ev.AnswerAsk) -> None:
-        """Pass on the core's decision."""
+        """Pass the core's answer to the request's callback."""
         self._asks.pop(command.request)(command.answer)
 
     def view(self, agent: str, then: Callable[[ev.AnswerView], None], *, is_settled: bool) -> None:
-        """Request a view of an agent. `then` is called with the view before the agent changes again, but not if the host ends."""
+        """Request a view of an agent. `then` is called with the view before the agent changes again, unless the host ends before."""
         self._count += 1
         self._views[self._count] = then
         self._feed(ev.ViewRequested(self._count, agent, is_settled))
 
     def answer_view(self, command: ev.AnswerView) -> None:
-        """Pass the view on to the callback."""
+        """Pass the view to the request's callback."""
         self._views.pop(command.request)(command)
 
     def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
-        """Request the effects for which agents wait; `then` is called with them."""
+        """Request the effects that agents wait for. `then` is called with the core's answer."""
         self._count += 1
         self._effects[self._count] = then
         self._feed(ev.EffectsRequested(self._count))
 
     def answer_effects(self, command: ev.AnswerEffects) -> None:
-        """Pass the effects that the core has found on to the callback."""
+        """Pass the core's answer about effects to the request's callback."""
         self._effects.pop(command.request)(command)
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
-        """Request the agents with waiting messages or inputs; `then` is called with them."""
+        """Request the agents with waiting work. `then` is called with the core's answer."""
         self._count += 1
         self._waiting[self._count] = then
         self._feed(ev.WaitingAgentsRequested(self._count))
 
     def answer_waiting(self, command: ev.AnswerWaiting) -> None:
-        """Pass the agents that the core has found on to the callback."""
+        """Pass the core's answer about waiting agents to the request's callback."""
         self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
     def append(self, command: ev.AppendBatch) -> None:
-        """Make the batch durable at its place, in the background."""
+        """Write a batch to its log in the background, and retry until its outcome is known."""
         flight = _Flight(command)
         self._try(flight)
         self._environment.call_later(LATE_S, lambda: self._look(flight))
@@ -124,7 +125,7 @@ class Intake:
             self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """Append the batch in a thread. Return whether the batch is in the log, or the reason why this is unknown."""
+        """Try to append the batch, in a thread. Return whether the log contains the batch, or the reason why this is unknown."""
         command = flight.command
         try:
             store = self._environment.open_store()

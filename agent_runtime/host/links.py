@@ -1,9 +1,10 @@
-"""Links, a part of the host core: talks to other hosts over the links of the current plan, with their streams, frames and windows.
+"""The part of the host core that exchanges frames with other hosts over the links of the current plan.
 
-Arriving messages go to `mailboxes.py`; departing messages come from `channel_ends.py`, which knows the owner of each channel.
+Arriving messages are passed to `mailboxes.py`. Departing messages come from `channel_ends.py`, which knows each channel's owner.
 
-A link to a host is made when the first channel leads there, or when that host dials, and stays until the next plan. Of two hosts, the one
-with the smaller id dials. The other host knocks: it asks to be dialled, and repeats the request until it is dialled.
+A link to another host is created when the first channel leads to that host, or when that host dials. It remains until the next plan. Of the
+two hosts, the host with the smaller id dials. The other host *knocks*, that is, it asks the first host to dial, and repeats this request
+until the first host dials.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,37 +21,38 @@ from snapline.channels.link_events import judge_identity
 from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
-"""Time between two knocks; a peer that has not applied the plan ignores knocks. The interval grows while the peer is unreachable."""
+"""Smallest and largest time between two knocks. Knocks are repeated, since a peer that has not applied the plan ignores them. The interval
+grows while the peer is unreachable."""
 
 
 class ChannelEndsInterface(Protocol):
-    """Interface that links need from the channel ends."""
+    """Interface that `HostLinks` requires from `ChannelEnds`."""
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """Accept a channel that the peer opens to an agent here."""
+        """Accept a channel that the peer opens to an agent on this host."""
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Open channels that wait for the addresses of these hosts, which are now known."""
+        """Open the channels that wait for these hosts' addresses, which are now known."""
 
     def hold(self, peer: Peer) -> None:
-        """Hold channels to the peer: the link has opened, but some senders may not use it yet."""
+        """Hold the channels to the peer whose senders must not use the new link yet."""
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End this inlet, since its sender has left."""
+        """End an inlet whose sender has left."""
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """End the outlet of this channel, since its receiver has left."""
+        """End the outlet of a channel whose receiver has left."""
 
 
 class OutletUnparker(Protocol):
-    """Interface that links need from the outlets."""
+    """Interface that `HostLinks` requires from `Outlets`."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send parked messages as far as credit and room allow."""
+        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
 
 
 class MessageReceiver(Protocol):
-    """Interface that links need from the mailboxes."""
+    """Interface that `HostLinks` requires from `Mailboxes`."""
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """Accept a message that has arrived."""
@@ -60,7 +62,7 @@ class HostLinks:
     """Links of the current plan.
 
     Attributes:
-        roster: live hosts, by id.
+        roster: entries of all live hosts, by host id.
     """
 
     _mode: HostMode
@@ -71,17 +73,17 @@ class HostLinks:
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
         self.roster: dict[str, msg.RosterEntry] = {}
-        self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again
+        self._knocks: dict[str, int] = {}  # host that has not dialled yet → time of the next knock
 
     def wire(
         self, mode: HostMode, ends: ChannelEndsInterface, outlets: OutletUnparker, mailboxes: MessageReceiver
     ) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return a refusal if this peer's stream must not be accepted, else None. The method changes no state; the adapter calls it before
-        it feeds LinkHello."""
+        """Return a refusal if the peer's stream must not be accepted, otherwise None. The adapter calls this before it accepts the stream.
+        The method changes no state."""
         shared = self._shared
         peer = shared.peers.get(hello.host)
         if peer is not None and peer.link is not None:
@@ -102,7 +104,8 @@ class HostLinks:
             self._ends.settle_waiting(joined)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
-        """Return the host's roster entry if a link may lead there, that is, if both hosts belong to the loaded plan."""
+        """Return a host's roster entry if this host may have a link to it, that is, if both belong to the loaded plan. Otherwise return
+        None."""
         shared = self._shared
         is_linked = host != shared.host and host in shared.plan_hosts and shared.host in shared.plan_hosts
         if not shared.is_loaded or not is_linked:
@@ -122,7 +125,7 @@ class HostLinks:
         )
 
     def to(self, host: str) -> Peer | None:
-        """Return the peer with its link; the link is opened if there is none. None: the host's address is unknown."""
+        """Return the peer for a host, and open the link if there is none. Return None if the host's address is unknown."""
         peer = self._shared.peers.get(host)
         if peer is not None:
             return peer
@@ -144,7 +147,8 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """Knock at the peer, unless it has no address: a lost host has none until a plan ends this link too."""
+        """Knock at the peer, and schedule the next knock. A lost host has no address, so no knock is sent to it, and the next plan ends
+        this link."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -153,25 +157,25 @@ class HostLinks:
             self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """Open a link to the host that asks to be dialled, since it has a channel to this host. A host of another plan or generation will
-        knock again."""
+        """Open a link to a host that asks to be dialled, because it has a channel to this host. If its plan or generation differs, ignore
+        the knock: the host will knock again."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)
 
     def is_expected(self, host: str) -> bool:
-        """Return whether a stream from this peer would belong to a link."""
+        """Return whether this host has, or would accept, a link for a stream with this peer."""
         return host in self._shared.peers or (host < self._shared.host and self._entry(host) is not None)
 
     def drop(self) -> None:
-        """Drop all links, since their plan has ended."""
+        """Drop all links when their plan ends."""
         for host in self._shared.peers:
             self._shared.out.append(ev.UndialPeer(host))
         self._shared.peers.clear()
         self._knocks.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
-        """Return hosts of the plan without an established link, and since when."""
+        """Return the peers whose link is down, each with the time since when it is down."""
         return [(peer, peer.broken_ns) for peer in self._shared.peers.values() if peer.broken_ns is not None]
 
     # ---- streams and frames ---------------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ class HostLinks:
         self._feed(event.peer, lk.WriteReady())
 
     def clock_passed(self) -> None:
-        """Fire the timers of links and knocks that are due."""
+        """Fire the links' timers that are due, and send the knocks that are due."""
         now = self._shared.now
         for peer in self._shared.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
@@ -211,7 +215,7 @@ class HostLinks:
         self._drain(peer)
 
     def tell(self, peer: Peer, event: lk.Event) -> None:
-        """Feed an event to a link, after all items queued for the link."""
+        """Pass an event to a link, after all items that are queued for the link."""
         assert peer.link is not None
         self._flush(peer)
         self._carry(peer, peer.link.handle(self._shared.now, event))
@@ -271,13 +275,13 @@ class HostLinks:
             self._shared.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
-        """Deliver the messages of a frame. This is the hot path, which runs once for each message."""
+        """Deliver the messages in a frame. This is on the hot path."""
         inlets, arrive = peer.inlets, self._mailboxes.arrive
         for channel, payload, mark in zip(items.channels, items.payloads, self._mode.marks(items), strict=True):
             arrive(inlets[channel], mark, payload)
 
     def _drain(self, peer: Peer) -> None:
-        """Send parked messages, channel by channel, since the link has more room."""
+        """Send parked messages, channel by channel, while the link has room."""
         for _ in range(len(peer.waiting)):
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 return
@@ -289,7 +293,8 @@ class HostLinks:
 
     @property
     def has_batch(self) -> bool:
-        """Return whether BatchEnded would have an effect: items are queued for a link, wait for room there, or were consumed."""
+        """Return whether BatchEnded would have an effect, because items are queued for a link, wait for room on a link, or were
+        consumed."""
         return any(
             peer.out_channels or peer.owes_consumption_report or peer.waiting for peer in self._shared.peers.values()
         )
@@ -306,7 +311,7 @@ class HostLinks:
                 self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
-        """Pass the items queued for this peer to its link, as one batch of columns."""
+        """Pass the items that are queued for this peer to its link, as one batch."""
         if not peer.out_channels or peer.link is None:
             return
         sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, *self._mode.columns(peer.out_marks))

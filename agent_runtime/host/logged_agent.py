@@ -1,12 +1,12 @@
-"""State of one agent in a logged fleet, and the host's backlog: the agent's protocol, its log, and when it takes checkpoints.
+"""State of one agent in a logged fleet (its protocol rule, its sender log and when its checkpoints are due), and the host's backlog.
 
-Every protocol except chandy-lamport uses this state. The *sender log* holds the messages sent since the agent's last checkpoint. The next
-checkpoint writes the log to the store (docs/protocols.md), so the log is in memory only until then.
+All protocols except chandy-lamport use this state. The *sender log* contains the messages that the agent has sent since its last
+checkpoint. The next checkpoint writes the log to the store (docs/protocols.md), so the log is kept in memory only until then.
 
-The *backlog* is data kept in memory because it has not been written to the store yet. Two things grow while the store is slow or
-unavailable: sender logs in the agents, since basic checkpoints are deferred, and forced checkpoints in the writer's queue. In koo-toueg
-fleets the logs of agents that take part in no round grow too. Agents run as long as there is room. Without room they *pause*: they take no
-turn and send no message, until the store accepts checkpoints again or a round has saved the agents. Heartbeats report the pause.
+The *backlog* is data in memory that has not been written to the store yet. While the store is slow or unavailable, sender logs grow, since
+basic checkpoints are deferred, and forced checkpoints accumulate in the writer's queue. In koo-toueg fleets the logs of agents that take
+part in no round grow too. Agents run as long as there is room. When there is no room left, they *pause*: they start no turn and send no
+message until the store accepts checkpoints again, or a round has stored the logs. Heartbeats report the pause.
 """
 
 from snapline.agent_runtime.host.host_events import Log
@@ -16,19 +16,20 @@ from snapline.protocols.rule import CheckpointRule
 from snapline.storage.packs.checkpoint import InTransitMessage
 
 LOGS_BYTES_MAX = 256 * 1024 * 1024
-"""Largest size of sender logs in the agents of one host, in addition to the writer's queue (`checkpoint_writer.py`). A host without this much memory
-could not hold its agents' states twice either, as every checkpoint requires."""
+"""Largest total size of the sender logs in one host's agents, not counting the writer's queue (`checkpoint_writer.py`). A host needs at
+least this much spare memory anyway, since each checkpoint needs a second copy of a state."""
 
 
 class Backlog:
     """Backlog of one host under one plan. All parts of the host core may change it.
 
     Attributes:
-        log_bytes: size of all sender logs in the agents.
-        is_busy, problem: last report on the store (`StoreStatusChanged`); at the start of a plan the store is assumed to be healthy.
-        is_full: the writer's queue is full.
-        is_standing: the agents are paused.
-        save_ns: time when all agents take checkpoints because their logs are too large although the store is healthy, or None.
+        log_bytes: total size of all sender logs in the agents.
+        is_busy, problem: last reported status of the store (`StoreStatusChanged`). At the start of a plan the store is assumed to work.
+        is_full: whether the writer's queue is full.
+        is_standing: whether the agents are paused.
+        save_ns: time at which all agents are requested to take checkpoints, because their logs are too large although the store works, or
+            None.
     """
 
     __slots__ = ("is_busy", "is_full", "is_standing", "log_bytes", "problem", "save_ns")
@@ -44,11 +45,11 @@ class Backlog:
         return self.log_bytes > LOGS_BYTES_MAX
 
     def watched(self, *, is_busy: bool, is_full: bool, problem: str) -> None:
-        """Record the state of the store."""
+        """Record the reported status of the store."""
         self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
 
     def save_at(self, time_ns: int | None) -> None:
-        """Set the time at which all agents take checkpoints; None: no such time."""
+        """Set the time at which all agents are requested to take checkpoints, or None."""
         self.save_ns = time_ns
 
     def stand(self, *, is_standing: bool) -> None:
@@ -56,7 +57,7 @@ class Backlog:
         self.is_standing = is_standing
 
     def must_pause(self, *, is_autonomous: bool) -> bool:
-        """Return whether the agents must pause or, if they are paused, must stay paused."""
+        """Return whether the agents must pause, or, if they are already paused, must stay paused."""
         if self.is_full:
             return True
         if is_autonomous:
@@ -65,7 +66,7 @@ class Backlog:
 
 
 class Tentative:
-    """A checkpoint of an undecided round: the last one if the round commits."""
+    """A checkpoint of an undecided round. If the round commits, it becomes the agent's last checkpoint."""
 
     __slots__ = ("number", "received", "sent")
 
@@ -76,20 +77,20 @@ class Tentative:
 
 
 class LoggedAgent:
-    """The part of a `LocalAgent` that only logged fleets need.
+    """State of one agent that only fleets with sender logs need.
 
     Attributes:
-        admitted: the rule has processed the message of the next, or retried, turn.
-        rule: protocol of agents that checkpoint on their own; else None.
-        rounds: protocol of agents that checkpoint in rounds (koo-toueg); else None.
-        backlog: backlog of the host, which includes the log.
+        admitted: whether the rule has already processed the message of the next, or retried, turn.
+        rule: protocol rule if the agent checkpoints independently, otherwise None.
+        rounds: protocol core if the agent checkpoints in rounds (koo-toueg), otherwise None.
+        backlog: backlog of the host, which includes this agent's log.
         clock: determines when a basic checkpoint is due.
-        log, log_messages, log_bytes: messages sent since the last checkpoint, their number and size.
-        turns: turns taken since the last checkpoint.
-        has_moved: the agent has changed since the last checkpoint.
-        owed: basis of the checkpoint to take before the next turn; "" = none.
-        timer_ns: time at which the host core queries the clock again, or None.
-        sent, received: numbers of the last checkpoint, by channel.
+        log, log_messages, log_bytes: messages sent since the last checkpoint, and their number and total size.
+        turns: number of turns since the last checkpoint.
+        has_moved: whether the agent has changed since the last checkpoint.
+        owed: basis of the checkpoint to take before the next turn, or "" if none is due.
+        timer_ns: time at which the host core will query the clock again, or None.
+        sent, received: sequence numbers in the last checkpoint, by channel.
         tentative: tentative checkpoint of an undecided round, or None.
     """
 
@@ -131,12 +132,12 @@ class LoggedAgent:
         self.tentative: Tentative | None = None
 
     def image(self) -> bytes:
-        """Return the protocol's own state in the form for a checkpoint."""
+        """Return the protocol's encoded state for a checkpoint."""
         core = self.rule or self.rounds
         return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
-        """Add a sent message to the log, which keeps it until a checkpoint stores it."""
+        """Add a message that has left to the sender log, which keeps it until a checkpoint stores it."""
         messages = self.log.get(receiver)
         if messages is None:
             messages = self.log[receiver] = []
@@ -148,23 +149,23 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """Drop the log for this receiver: no future recovery line contains the receiver, so its messages are not needed."""
+        """Drop the logged messages to a receiver that has left. No future recovery line contains this receiver, so they are not needed."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
         self.log_bytes -= size
         self.backlog.log_bytes -= size
-        # A new table: a checkpoint that may not be written yet refers to the previous one.
+        # a new table, since a checkpoint that is not written yet may refer to the previous table
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
-        """Request a checkpoint before the next turn. If the agent checkpoints in rounds, the call has no effect, since the agent does not
-        decide."""
+        """Request a checkpoint before the next turn. This has no effect if the agent checkpoints in rounds, since the coordinator then
+        decides."""
         if self.rule is not None:
             self.owed = self.owed or basis
 
     def settle(self, sent: dict[str, int], received: dict[str, int]) -> None:
-        """Record a checkpoint with these numbers as the agent's last one; the checkpoint contains the log."""
+        """Record that the agent's last checkpoint has these sequence numbers and contains the log."""
         self.sent, self.received = sent, received
         self.drop_log()
         self.turns = 0
@@ -172,6 +173,6 @@ class LoggedAgent:
         self.owed = ""
 
     def drop_log(self) -> None:
-        """Drop the log, since a checkpoint has stored it or the agent has left."""
+        """Drop the log because a checkpoint contains it or the agent has left."""
         self.backlog.log_bytes -= self.log_bytes
         self.log, self.log_messages, self.log_bytes = {}, 0, 0

@@ -1,13 +1,14 @@
-"""A thread that watches the host's event loop: it logs and reports code that blocks the loop, and beyond a limit it ends the process.
+"""A thread that watches the host's event loop. It logs and reports code that blocks the loop, and ends the process if the loop is blocked
+for too long.
 
-Handlers run on the loop, so a blocking handler delays everything else on the host. The host's stream still tells the coordinator that the
+Handlers run on the loop, so a blocking handler delays all other work on the host. The open stream still shows the coordinator that the
 process is alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line, from
-the loop's stack), after a second and then less and less often. Each second the thread also reports to the coordinator on a connection of
-its own, for `snapline status` and because the stream may break meanwhile.
+the loop's stack): first after a second, and then less and less often. Each second it also reports to the coordinator on a separate
+connection, for `snapline status`, and because the stream may break while the loop is blocked.
 
-While C code holds the GIL, this thread does not run either. The thread then logs the blockage afterwards. It gets the GIL before the
-blocking code continues, so the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some
-time after the limit.
+While C code holds the GIL, this thread cannot run either, so it logs the blocking afterwards. It gets the GIL before the blocking code
+continues, so it still finds the line. If the GIL is held beyond the limit, a timer in C (`faulthandler`) ends the process some time after
+the limit.
 """
 
 import asyncio
@@ -36,28 +37,28 @@ from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
 LOOP_BLOCKED_S = 1.0
-"""Time without a pass after which the event loop counts as blocked and is reported, and time between later reports."""
+"""Time after which the event loop counts as blocked if it has made no pass, and interval between reports on it."""
 
 LOOK_S = 0.5
 """Time between two checks of a loop that is not blocked."""
 
 LOG_INTERVAL_S_MAX = 60.0
-"""Largest time between two log lines: after 1 s, 2 s, 4 s …, and then once a minute."""
+"""Largest time between two log lines on the same blocking. Lines are logged after 1 s, 2 s, 4 s …, and then once a minute."""
 
 GIL_BLOCKED_S = 1.0
-"""Wakeup delay of this thread from which the GIL counts as blocked."""
+"""If this thread wakes up later than requested by this time, the GIL counts as blocked."""
 
 ANSWER_S = 1.0
-"""Timeout of a report to a coordinator replica; the next replica is called one second later."""
+"""Timeout of a report to a coordinator replica. The next report, a second later, then goes to the next replica."""
 
 GIL_TIMER_SLACK_S = 5.0
-"""Time between two settings of the timer in C, so it fires between the limit and twice as long after it."""
+"""Time between two restarts of the timer in C. The timer fires between one and two such times after the limit."""
 
 CODE_CHARACTERS_MAX = 100
-"""Largest number of characters shown of a line of code."""
+"""Largest number of characters that are shown of a line of code."""
 
 HELD_EXIT_CODE = 15
-"""Exit code of a process that exited because its event loop was blocked for longer than `busy_limit_s`."""
+"""Exit code of a process whose event loop was blocked for longer than `busy_limit_s`."""
 
 log = logging.getLogger("snapline.host")
 
@@ -67,7 +68,7 @@ _EXAMPLES = tuple([str(Path(folder, "examples")) for folder in _OURS])
 
 
 class BusyReports:
-    """Sends reports to the coordinator, from a thread, about the code that blocks this host."""
+    """Sends reports about code that blocks this host to the coordinator. Its methods are called from a thread."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
         self._turns = ReplicaChoice(
@@ -80,7 +81,7 @@ class BusyReports:
         self._dialled = ""
 
     def busy(self, busy_s: float, what: str) -> None:
-        """Report that the host is alive, and busy. A failed report is dropped, since the next one follows soon."""
+        """Report that the host is alive and its event loop is blocked. A failed report is dropped, since the next report follows soon."""
         self._call("ReportHostBusy", busy_ns=round(busy_s * 1e9), what=what)
 
     def ends(self, reason: str) -> None:
@@ -88,7 +89,7 @@ class BusyReports:
         self._call("ReportHostExit", reason=reason)
 
     def close(self) -> None:
-        """Close the connection, since the event loop runs again."""
+        """Close the connection when the event loop runs again."""
         if self._channel is not None:
             self._channel.close()
         self._channel, self._dialled = None, ""
@@ -105,7 +106,7 @@ class BusyReports:
                     self._turns.is_silent(self._turns.current)
                     return
                 self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
-            except Exception as error:  # for example certificates being renewed, or an address that must not be dialled
+            except Exception as error:  # for example a certificate that is being renewed
                 log.debug("a report did not leave: %s", error)
                 return
             else:
@@ -120,10 +121,10 @@ class BusyReports:
 
 
 class LoopWatch:
-    """Watcher of the event loop on the current thread.
+    """Watches the event loop of the thread that creates the object.
 
-    `holder` is called with the code on the loop's stack, innermost first. It returns a description of the running code, such as "agent a1,
-    handler on_go", or "".
+    `holder` is called with the code objects on the loop's stack, innermost first. It returns a description of the agent's code that is
+    running, such as "agent a1, handler on_go", or "" if no agent's code is running.
     """
 
     def __init__(
@@ -180,8 +181,8 @@ class LoopWatch:
             self._wait(self._stopped, LOOK_S)
 
     def _wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait, and log a wakeup that comes much later than requested. In that case this thread could not get Python's lock, during this
-        wait or since the one before."""
+        """Wait for the event, and log if the wakeup comes much later than requested. In that case this thread could not get the GIL, during
+        this wait or since the previous wait."""
         began_s = self._went_on_s
         event.wait(seconds)
         self._went_on_s = time.monotonic()
@@ -195,7 +196,8 @@ class LoopWatch:
             )
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
-        """Report the blocking code until the loop continues. Time in which the process was stopped does not count as blockage."""
+        """Report the blocking code until the loop continues. Time during which the whole process was stopped does not count towards the
+        limit."""
         held_s, say_s, holder = LOOP_BLOCKED_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
             holder = self._describe() or holder
@@ -210,7 +212,7 @@ class LoopWatch:
             if self._limit_s is not None and held_s >= self._limit_s:
                 self._give_up(holder)
             self._reports.busy(time.monotonic() - asked_s, holder)
-            self._went_on_s = time.monotonic()  # sending a report may take long
+            self._went_on_s = time.monotonic()  # a report may take long
             self._set_timer()
             self._wait(came_round, LOOP_BLOCKED_S)
             held_s += LOOP_BLOCKED_S
@@ -226,7 +228,7 @@ class LoopWatch:
         self._end(HELD_EXIT_CODE)
 
     def _set_timer(self) -> None:
-        """Restart the timer in C, which fires if this thread does not restart it in time."""
+        """Restart the timer in C if it is due. The timer ends the process if this thread does not restart it in time."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -236,7 +238,7 @@ class LoopWatch:
                 faulthandler.dump_traceback_later(self._limit_s + 2 * GIL_TIMER_SLACK_S, exit=True)
 
     def _describe(self) -> str:
-        """Return a description of the code that blocks the loop, with its file and line."""
+        """Describe the code that blocks the loop, with its file and line. Return "" if the loop is idle."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None:
             return ""
@@ -248,7 +250,7 @@ class LoopWatch:
         return f"{holder or 'something'} ({_place_of(place or frame)})"
 
     def _describe_others(self) -> str:
-        """Return a description of users' code that runs in other threads: steps, `stop_when`, states that are decoded."""
+        """Describe users' code that runs in other threads, for example in steps, `stop_when` or the decoding of states."""
         others = [frame for thread, frame in sys._current_frames().items() if thread != self._loop_thread]
         user_frames = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
         return "; ".join([_place_of(frame) for frame in user_frames if frame is not None])
@@ -261,12 +263,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether the file belongs neither to snapline nor to a library. The examples count as users' code."""
+    """Return whether the file contains users' code, that is, belongs neither to snapline (except its examples) nor to a library."""
     return file.startswith(_EXAMPLES) or not file.startswith(("<", *_LIBRARY, *_OURS))
 
 
 def _is_waiting(frames: list[FrameType]) -> bool:
-    """Return whether the event loop is idle."""
+    """Return whether the event loop is waiting for events."""
     return frames[0].f_code.co_filename.endswith("selectors.py")
 
 
@@ -284,13 +286,13 @@ def describe_running(
     in_task: str,
     imaged: str,
 ) -> str:
-    """Return the agent and the handler or step that is running; "" if no agent's code runs.
+    """Describe the agent and the handler or step that is running. Return "" if no agent's code is running.
 
     Args:
-        at: last started turn or step that has not returned.
-        type_of: type of an agent on this host.
-        in_task: agent of the running task.
-        imaged: agent of which an image was taken last.
+        at: turn or step that was started last and has not returned.
+        type_of: function that returns the description of an agent's class.
+        in_task: agent whose turn or step the current task runs, or "".
+        imaged: agent whose image was taken last.
     """
     if Turns.capture.__code__ in codes:
         return f"agent {imaged}, the image of its state"

@@ -1,7 +1,7 @@
-"""Mailboxes, a part of the host core: messages arrive, wait and are consumed here, and this part chooses an agent's next turn.
+"""The part of the host core that receives messages, keeps them in mailboxes, chooses an agent's next turn, and consumes messages.
 
-Every message enters through `arrive`, whether it came in a frame or from an agent of this host. Every message leaves through `consume`,
-whether its turn has ended or it was dead-lettered. This part also fires agents' timers and retries messages.
+Each message enters through `arrive`, whether it came in a frame or from an agent on this host. Each message leaves through `consume`,
+either when its turn has ended or when it is dead-lettered. This part also fires agents' timers and retries messages.
 """
 
 import heapq
@@ -49,44 +49,43 @@ from snapline.storage.log.log_record import LoggedInput
 
 
 class OutletSender(Protocol):
-    """Interface that mailboxes need from the channels' sending ends (`Outlets`)."""
+    """Interface that `Mailboxes` requires from `Outlets`, the sending ends of channels."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send parked messages as far as credit and room allow."""
+        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send these messages together, or park them."""
+        """Send all these messages, and park those that cannot leave yet."""
 
 
 class AgentRetention(Protocol):
-    """Interface that mailboxes need from the host's membership part."""
+    """Interface that `Mailboxes` requires from the host's membership part."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep the message if its receiver is being created on this host. Return whether the message was kept."""
+        """Keep a message if its receiver is being created on this host, and return whether it was kept."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire the agent if it may leave: it has stopped, and its inputs are dead letters."""
+        """Retire the agent if it has stopped and nothing requires it to stay."""
 
 
 class InputConsumer(Protocol):
-    """Interface that mailboxes need from the host's part for client inputs."""
+    """Interface that `Mailboxes` requires from the part that handles client inputs."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input: its turn has ended, or it is a dead letter, or, if `is_open`, its turn has not ended yet."""
+        """Consume an input because its turn has ended or it is a dead letter, or, if `is_open`, before its turn has ended."""
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Close an input that was consumed during its turn, since the turn has ended."""
+        """Close an input that was consumed before its turn ended, now that the turn has ended."""
 
 
 class DurableTurnRunner(Protocol):
-    """Interface that mailboxes need from the host's part for durable turns."""
+    """Interface that `Mailboxes` requires from the part that handles durable turns."""
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the agent's next entry while its durable turn waits, or while stashed messages wait for that turn's end. None: no entry is
-        ready yet."""
+        """Return the next entry of an agent with a waiting durable turn or stashed messages, or None if no entry is ready yet."""
 
     def start(self, agent: LocalAgent) -> None:
-        """Run the next segment of the agent's turn."""
+        """Run the next segment of the agent's durable turn."""
 
 
 class Mailboxes:
@@ -111,7 +110,7 @@ class Mailboxes:
         inputs: InputConsumer,
         durable: DurableTurnRunner,
     ) -> None:
-        """Connect this part to the parts above it. Functions on the hot path are bound once."""
+        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
@@ -120,7 +119,7 @@ class Mailboxes:
     # ---- arrival----------------------------------------------------------------------------------------------------
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Accept an arrived message: the protocol processes the message, which then waits for its turn."""
+        """Accept an arrived message. First the protocol processes it, and then it waits in the mailbox for its turn."""
         inlet.arrived += 1
         owner = inlet.owner
         if owner is None:
@@ -134,17 +133,18 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """Free the link window held by a message to an agent that does not exist yet, or is in a long turn. Other agents or the awaited
-        message may need this window.
+        """Free the part of the link's window that a message uses if its agent awaits creation or is in a durable turn. Other messages on
+        the link may need the window, including the awaited message.
 
-        The awaited message may come on any link, even one filled by other messages. The channel's credit bounds the number of waiting messages.
+        The awaited message may come on any link, even on a link that is full of other messages. The channel's credit still limits the
+        number of waiting messages.
         """
         if inlet.arrived >= inlet.first_number:
             _give_back(inlet.peer, payload)
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """Free the link window of messages that already wait, since a long turn has begun."""
+        """When a durable turn begins, free the parts of the links' windows that messages already waiting for the agent use."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for entry in agent.mailbox:
             if isinstance(entry, MessageEntry):
@@ -156,8 +156,8 @@ class Mailboxes:
             inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Accept a message for an agent that is not here. The message is kept if the agent is being created, and otherwise becomes a dead
-        letter."""
+        """Accept a message to an agent that is not on this host. Keep the message if the agent is being created, otherwise consume it as a
+        dead letter."""
         if not self._membership.keep_early(inlet, mark, payload):
             self._shared.counts.dead_letters += 1
             self.consume_message(MessageEntry(inlet, mark, payload))
@@ -165,7 +165,7 @@ class Mailboxes:
     # ---- the next turn --------------------------------------------------------------------------------------------
 
     def next_turn(self, agent: LocalAgent) -> None:
-        """Start the agent's next turn if it may start; a checkpoint that the agent owes is taken first."""
+        """Start the agent's next turn if the agent may start one. First take a checkpoint if the agent owes one."""
         if agent.stage is not IDLE or agent.is_failed:
             return
         if agent.owes:
@@ -185,7 +185,7 @@ class Mailboxes:
             entry = mailbox.popleft()
             if (agent.is_full or (agent.parked and agent.is_crowded)) and _is_own(agent, entry):
                 agent.deferred.append(entry)
-                agent.attempts = 0  # the count of attempts belonged to this entry if the entry waited for a retry
+                agent.attempts = 0  # the count may be from a failed attempt with this entry
                 continue
             self.consuming(agent, entry)
             if (is_odd or type(entry) is not MessageEntry) and self._is_settled(agent, entry):
@@ -194,19 +194,20 @@ class Mailboxes:
             self.start(agent, entry)
             return
         if is_dead_lettered and agent.owes and not agent.is_busy:
-            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
+            self._before_turn(agent)  # consumed entries may require a checkpoint
 
     def go_on(self, agent: LocalAgent) -> None:
-        """Queue the agent's own deferred turns if they need not be deferred any longer."""
+        """Return deferred entries for the agent's own turns to the mailbox if the reason for deferring them no longer holds."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
-                agent.turn.look = UnmatchedEntries()  # deferred entries precede the compared ones
+                agent.turn.look = UnmatchedEntries()  # the deferred entries now precede the compared entries
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)
 
     def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether the entry was consumed without a turn, as a dead letter or as an operator command that needs no turn."""
+        """Consume an entry that needs no turn: a dead letter, or an operator command without a turn. Return whether the entry was
+        consumed."""
         if self._is_word_settled(agent, entry):
             return True
         if not self._is_dead_lettered(agent, entry):
@@ -219,7 +220,7 @@ class Mailboxes:
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Carry out an operator command that takes no turn. Return whether the entry was such a command."""
+        """Execute an operator command that needs no turn. Return whether the entry was such a command."""
         reply = dead_letters.settled(agent, entry.payload) if isinstance(entry, OperatorCommandEntry) else None
         if reply is None:
             return False
@@ -230,7 +231,7 @@ class Mailboxes:
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
-        """If the entry is a call, inform the caller that no answer will come."""
+        """If the entry is a call, send the caller an empty reply, since no reply will follow."""
         refusal, stage = refusal_of(entry.payload), agent.stage
         if refusal:
             agent.stage = Stage.SENDING
@@ -238,8 +239,8 @@ class Mailboxes:
             agent.stage = stage
 
     def _next_segment(self, agent: LocalAgent) -> bool:
-        """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox may be served next, because only
-        commands without a turn were consumed."""
+        """Start the next segment of a durable turn, or a turn for a stashed entry. Return True if, instead, only commands without a turn
+        were consumed and the mailbox may be served next."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
         while isinstance(entry, OperatorCommandEntry) and self._is_settled(agent, entry):
             if not agent.stash:
@@ -248,11 +249,11 @@ class Mailboxes:
         if entry is not None:
             self.start(agent, entry)
         elif agent.owes and not agent.is_busy:
-            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
+            self._before_turn(agent)  # consumed entries may require a checkpoint
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Dead-letter an entry that cannot have a turn. Return whether the entry was dead-lettered."""
+        """Dead-letter an entry if it cannot be handled in a turn. Return whether it was dead-lettered."""
         if agent.is_born and isinstance(entry, CreationEntry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
             self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
@@ -264,7 +265,7 @@ class Mailboxes:
         return self._failures.is_poison(agent, entry)
 
     def start(self, agent: LocalAgent, entry: Entry) -> None:
-        """Run the turn of this entry, perhaps again."""
+        """Start the turn that handles this entry. The turn may be a retry."""
         agent.current, agent.stage = entry, IN_TURN
         kind: TurnKind
         if type(entry) is MessageEntry:
@@ -285,32 +286,32 @@ class Mailboxes:
     def refused_if_deadly(
         self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes
     ) -> ev.StartTurn:
-        """Return the turn; it is marked as refused if too many processes have died in it."""
+        """Return the turn, marked as refused if too many processes have died during it."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
             return turn
         agent.attempts = death.times - 1
-        is_made = death.times == death.limit + 1  # after one more death of a process the agent is not created
+        is_made = death.times == death.limit + 1  # after one more death the agent is not created
         return replace(turn, refusal=death.sentence(), is_made=is_made)
 
     def put_back(self, agent: LocalAgent) -> None:
-        """Put the current entry back at its place for another turn; no other entry overtakes it."""
+        """Put the current entry back at the front of its queue for another attempt, so that no other entry overtakes it."""
         entry, agent.current, agent.stage = agent.current, None, IDLE
         assert entry is not None
         if isinstance(entry, StashedEntry):
             agent.stash.insert(0, entry.stashed)
-        elif not isinstance(entry, SegmentEntry):  # the journal contains the entry with which a segment continues
+        elif not isinstance(entry, SegmentEntry):  # a segment's entry is in the journal
             agent.mailbox.appendleft(entry)
 
     # ---- consuming---------------------------------------------------------------------------------------------------
 
     def _settle_what_waits(self, agent: LocalAgent) -> None:
-        """Settle the waiting entries of an agent that has stopped. Inputs become dead letters, which keep the agent here, and their clients
-        are informed. Messages of other agents are discarded, since nobody waits for them."""
+        """Consume the waiting entries of an agent that has stopped. Inputs become dead letters, which keep the agent on this host, and
+        their clients get a reply. Other agents' messages are discarded."""
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
-        agent.stage = Stage.SENDING  # an answer to a waiting client may cause a checkpoint
+        agent.stage = Stage.SENDING  # a reply to a waiting client may cause a checkpoint
         for entry in inputs:
             if not self._is_word_settled(agent, entry):
                 self._dead_letter_unread(agent, entry)
@@ -327,8 +328,8 @@ class Mailboxes:
         self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
-        """Consume, without a turn, messages to an agent that has stopped. As long as the agent may send, callers are notified that no
-        answer will come."""
+        """Consume the messages to a stopped agent without turns. As long as the agent may send, callers are informed that no reply will
+        follow."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
@@ -352,14 +353,14 @@ class Mailboxes:
             self._refuse(agent, entry)
 
     def consume(self, entry: Entry, *, is_open: bool = False) -> None:
-        """Consume an entry, whatever its kind."""
+        """Consume an entry of any kind whose turn has ended, or, if `is_open`, has not ended yet."""
         if isinstance(entry, MessageEntry):
             self.consume_message(entry)
         else:
             self.consume_own(entry, is_dead_lettered=False, is_open=is_open)
 
     def consume_message(self, entry: MessageEntry) -> None:
-        """Count the message as received and free its place in the windows."""
+        """Count a message as received, free its room in the link's window, and grant its channel new credit."""
         inlet = entry.inlet
         credit = inlet.consume()
         shared = self._shared
@@ -385,9 +386,9 @@ class Mailboxes:
         is_open: bool = False,
         agent: LocalAgent | None = None,
     ) -> None:
-        """Consume an entry that did not come over a channel: an input counts as consumed and answered; a timer is removed.
+        """Consume an entry that did not come over a channel. An input is recorded as consumed, with its reply.
 
-        `agent`: the entry's agent; the entry may come from the stash.
+        `agent` is the agent of the entry, and must be given if the entry may be from the stash.
         """
         if isinstance(entry, InputEntry):
             self._inputs.consume(entry.input, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
@@ -399,7 +400,7 @@ class Mailboxes:
         outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
         if outlet is not None:
             outlet.credit = credit
-            if inlet.owner is not None:  # otherwise `unpark` is running: each message that it releases comes back here
+            if inlet.owner is not None:  # otherwise `unpark` is running and continues by itself
                 self._outlets.unpark(outlet)
 
     # ---- invariants -----------------------------------------------------------------------------------------------
@@ -419,25 +420,25 @@ class Mailboxes:
 
 
 def about(agent: LocalAgent, entry: Entry) -> tuple[TurnKind, str, bytes]:
-    """Return the kind of the entry's turn, its sender, and the payload."""
+    """Return the kind, sender and payload of the turn that handles an entry."""
     if isinstance(entry, OperatorCommandEntry):
         return dead_letters.turn_of(agent, entry.payload)
     return entry.kind, sender_of(agent, entry), entry.payload
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:
-    """Free the message's place in the link's window."""
+    """Free the room that a message uses in the link's window."""
     size = len(payload)
     peer.consumed_items += 1
     peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """Move the creation message to the front. It must be the first turn of an unborn agent, and after a recovery other messages may arrive
-    earlier.
+    """Move the creation message to the front of the mailbox. It must be the first turn of an unborn agent, but after a recovery other
+    messages may arrive before it.
 
-    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint contains only the number of messages
-    consumed from a channel, so a channel's messages must be consumed in order.
+    Earlier messages on the same channel stay before the creation message, and are dead-lettered. A channel's messages must be consumed in
+    order, since a checkpoint contains only the sequence number of the last consumed message.
     """
     mailbox = agent.mailbox
     waiting = list(mailbox)
@@ -455,14 +456,14 @@ def _bring_creation_forward(agent: LocalAgent) -> None:
 
 
 def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
-    """Return whether the message that creates the agent is behind this one on the same channel."""
+    """Return whether the agent's creation message follows this message on the same channel."""
     if not isinstance(entry, MessageEntry) or isinstance(entry, CreationEntry):
         return False
     return any(isinstance(other, CreationEntry) and other.inlet is entry.inlet for other in agent.mailbox)
 
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
-    """Remove and return, in order, the inputs of clients and operators that no turn has consumed, from the stash and both queues."""
+    """Remove the inputs from clients and operators from the stash and both queues, and return them in order."""
     entries: list[Entry] = [stashed_entry(stashed) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):
@@ -480,7 +481,8 @@ def _is_own(agent: LocalAgent, entry: Entry) -> bool:
 
 
 class Timers:
-    """Timers and retries of the agents on this host, in two heaps. The agents' own fields determine which heap entries are still valid."""
+    """Timers and retries of the agents on this host. Two heaps order them by time, and the agents' own fields determine which heap entries
+    are still valid."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes) -> None:
         self._shared = shared
@@ -490,28 +492,28 @@ class Timers:
         self._count = 0
 
     def reset(self) -> None:
-        """Clear all timers and retries, since a recovery plan ends the history of every agent here."""
+        """Clear all timers and retries when a recovery plan ends the history of all agents on this host."""
         self._timers.clear()
         self._retries.clear()
 
     def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
-        """Set a timer with this name; an older timer with the same name is replaced."""
+        """Set a timer. It replaces an existing timer with the same name."""
         self._count += 1
         due_ns = self._shared.now + delay_ns
         agent.timers[name] = (due_ns, self._count, payload)
         heapq.heappush(self._timers, (due_ns, self._count, agent.id, name))
 
     def retry_in(self, agent: LocalAgent, wait_ns: int) -> None:
-        """Delay the first message of the agent's mailbox by this time."""
+        """Schedule the retry of the first entry in the agent's mailbox after `wait_ns`."""
         agent.retry_ns = self._shared.now + wait_ns
         heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `fire` and `retry` must be called next."""
+        """Return the next times at which `fire` and `retry` must be called."""
         return [heap[0][0] for heap in (self._timers, self._retries) if heap]
 
     def fire(self) -> None:
-        """Put timers that are due into their agents' mailboxes, as messages."""
+        """Put each timer that is due into its agent's mailbox as an entry."""
         shared = self._shared
         while self._timers and self._timers[0][0] <= shared.now:
             _, count, agent_id, name = heapq.heappop(self._timers)
@@ -524,7 +526,7 @@ class Timers:
             self._mailboxes.next_turn(agent)
 
     def retry(self) -> None:
-        """Retry the messages that are due."""
+        """Retry the entries whose waiting time has passed."""
         shared = self._shared
         while self._retries and self._retries[0][0] <= shared.now:
             due_ns, agent_id, incarnation = heapq.heappop(self._retries)

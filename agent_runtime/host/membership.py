@@ -1,7 +1,8 @@
-"""Membership, a part of the host core: creates and retires agents.
+"""The part of the host core for membership: creates and retires agents.
 
-An agent is created after the coordinator has reserved its id, by a message with its kind and its initial state on the channel from its
-parent. A stopping agent leaves once its outputs are released and all epochs that began before its stop have ended.
+When the coordinator has reserved an agent's id, the agent is created by a message on the channel from its parent, which contains its kind
+and its initial state. A stopped agent leaves once its outputs have been released, and all epochs that began before its departure was
+committed have ended.
 """
 
 from snapline.agent_runtime.host import host_events as ev
@@ -20,16 +21,16 @@ from snapline.messages.payloads import CREATE, plain_name
 
 
 def creation_payload(kind: str, state: bytes) -> bytes:
-    """Return the message that creates an agent: a zero byte, the kind's length (2 bytes), the kind, the state."""
+    """Return the payload of a creation message: a zero byte, the kind's length (2 bytes), the kind, and the state."""
     name = kind.encode()
     return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
 
 
 class Membership:
-    """Requests to the coordinator about agents, and work that waits for the answers.
+    """Creates and retires agents with requests to the coordinator, and keeps work that waits for the replies.
 
     Attributes:
-        reservations: request number → parent, and the requested ids and kinds.
+        reservations: parent and requested ids and kinds, by request number.
     """
 
     _mode: HostMode
@@ -58,19 +59,19 @@ class Membership:
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
-        """Messages for agents that are being created; None stands for the opening of a channel."""
+        """Messages that have arrived for agents that are being created, by agent. A payload of None stands for the opening of a channel."""
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the host mode above it."""
+        """Connect this part of the host core to the host mode above it."""
         self._mode = mode
 
     def reset(self) -> None:
-        """Clear all requests, since a recovery plan ends the history of every agent here."""
+        """Clear all requests when a recovery plan ends the history of all agents on this host."""
         for pending in (self.reservations, self._retirements, self._early):
             pending.clear()
 
     def welcomed(self) -> None:
-        """Repeat the requests that the coordinator may not have received."""
+        """Resend the requests that the coordinator may not have received."""
         shared = self._shared
         for request, (_, requested) in self.reservations.items():
             shared.out.append(msg.ReserveAgents(request, shared.plan, requested))
@@ -80,13 +81,13 @@ class Membership:
     # ---- creation -------------------------------------------------------------------------------------------------
 
     def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """Hold the sends of a turn that spawned until the coordinator has reserved the ids."""
+        """Hold the messages that a turn with spawns has sent, until the coordinator has reserved the new agents' ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
         self.reserve(agent)
 
     def reserve(self, agent: LocalAgent) -> None:
-        """Request from the coordinator the ids of the agents that this agent creates."""
+        """Ask the coordinator to reserve the ids of the agents that this agent spawns."""
         request = self._shared.next_request()
         requested = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, requested)
@@ -106,10 +107,10 @@ class Membership:
                 self._discard_reservation(agent, name, creation_payload(kind, state), event.refused)
             else:
                 self._create(agent, name, kind, state, event)
-        del self.reservations[event.request]  # only now, so that no epoch closes between two children
+        del self.reservations[event.request]  # not earlier, so that no epoch closes between two children
         self._outlets.leave(agent, held)
         agent.stage = IDLE
-        self._mode.moved(agent)  # a checkpoint taken since the turn does not contain these sends
+        self._mode.moved(agent)  # a checkpoint since the turn does not contain these messages
         if agent.is_leaving:
             self.retire_if_drained(agent)
         self._mailboxes.next_turn(agent)
@@ -124,10 +125,10 @@ class Membership:
                 self._mailboxes.consume_message(MessageEntry(inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """Create an agent with r = the latest epoch begun when its creation was committed (rule 6 of the epoch core).
+        """Create an agent that has recorded the newest epoch that had begun when its creation was committed (rule 6 of the epoch core).
 
-        After a recovery the agent may already exist as unborn, here or elsewhere: another agent's message to it was inside the cut while its creation
-        was not.
+        After a recovery the agent may already exist as unborn, on any host, if the cut contained another agent's message to it but not its
+        creation.
         """
         shared = self._shared
         if name in shared.routes:
@@ -152,7 +153,7 @@ class Membership:
                 self._mailboxes.arrive(inlet, mark, payload)
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep the message if its receiver is being created on this host. Return whether the message was kept."""
+        """Keep a message if its receiver is being created on this host, and return whether it was kept."""
         name = inlet.receiver
         is_awaited = any(name == agent.agent for _, requested in self.reservations.values() for agent in requested)
         if is_awaited:
@@ -162,8 +163,8 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a leaving agent once its outbox has drained and its numbers are final, its outputs are released, and no dead letter of a client
-        is left."""
+        """Retire a stopped agent if its outbox is empty, so that its sequence numbers are final, and if no outputs, inputs, replies or
+        clients' dead letters keep it."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):
@@ -181,7 +182,7 @@ class Membership:
             self._remove_if_done(agent)
 
     def release_retired(self, ended: int) -> None:
-        """Release agents that were kept only for this epoch."""
+        """Remove retired agents that were kept only for the epoch that has ended."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)

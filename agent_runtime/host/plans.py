@@ -1,5 +1,5 @@
-"""Plans, a part of the host core: applies a recovery plan by dropping all agents here and loading them from the recovery line. The module
-also has the record of a core's parts."""
+"""The part of the host core for plans: applies a plan by dropping all agents on the host and loading the plan's agents from the recovery
+line. The module also defines the record of a core's parts."""
 
 from operator import attrgetter
 
@@ -27,7 +27,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 class HostParts(msgspec.Struct, frozen=True):
-    """All parts below a mode."""
+    """All parts of a host core that are below the mode."""
 
     shared: HostState
     links: HostLinks
@@ -46,13 +46,13 @@ class HostParts(msgspec.Struct, frozen=True):
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
-"""Number of attempts to load a recovery line, and time between them. The values are the same as in the coordinator, which reads the line
-before it commits a plan."""
+"""Largest number of retries of loading a recovery line, and time between retries. The coordinator, which reads the recovery line before it
+commits a plan, uses the same values."""
 
 
 class HostPlans:
-    """Applies recovery plans. A plan's commit ended the history of all agents; links carry the plan's number, so frames of older plans are
-    not accepted (G9)."""
+    """Applies recovery plans. When a plan is committed, the history of all agents has ended. Links carry the plan's number, so frames from
+    older plans are not accepted (G9)."""
 
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
@@ -77,11 +77,11 @@ class HostPlans:
         self._again_ns: int | None = None
 
     def on_welcome(self, event: msg.Welcome) -> None:
-        """Repeat messages that the coordinator may not have received."""
+        """Record this run's number and the id of the fleet's run, and repeat messages that the coordinator may not have received."""
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
-        self.on_quiesce(Quiesce(0))  # this releases holds that an earlier leader requested
+        self.on_quiesce(Quiesce(0))  # releases what an earlier leader held
         if self._shared.is_loaded:
             self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
         elif self._failure is not None:
@@ -94,7 +94,7 @@ class HostPlans:
         self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold clients' inputs or effects, or release them."""
+        """Hold clients' inputs and effects, or release them, as the coordinator requests."""
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -109,7 +109,7 @@ class HostPlans:
         shared.plan = event.number
         shared.plan_hosts = event.hosts
         shared.begun_epoch = shared.plan_epoch = event.begun_epoch
-        # One object is shared by all agents of a host, since there may be very many agents.
+        # All agents with the same host and incarnation share one tuple, since there may be very many agents.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
         shared.routes = {agent: known.setdefault(route, route) for agent, route in routes}
@@ -121,7 +121,7 @@ class HostPlans:
         shared.out.append(self._loading)
 
     def _drop_everything(self) -> None:
-        """Drop all agents here with their mailboxes and held turns, since the plan's commit ended their history."""
+        """Drop all agents on this host with their mailboxes and turns, since the commit of the plan has ended their history."""
         shared = self._shared
         self._links.drop()
         self._ends.reset()
@@ -178,7 +178,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """Retry for a minute if the store cannot be read, and then refuse the plan. Another plan would need the same recovery line."""
+        """If the store is currently unreadable, retry for a minute. Otherwise, or after that, refuse the plan."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
@@ -192,7 +192,7 @@ class HostPlans:
         )
 
     def clock_passed(self) -> None:
-        """Load the recovery line again if the retry is due."""
+        """Retry loading the recovery line if the retry is due."""
         if self._loading is not None and self._again_ns is not None and self._again_ns <= self._shared.now:
             self._again_ns = None
             self._shared.out.append(self._loading)
@@ -230,13 +230,13 @@ class HostPlans:
             if timer.remaining_ns:
                 left_ns = max(0, timer.remaining_ns - loaded.passed_ns)
                 self._timers.set(agent, timer.name, left_ns, timer.payload)
-            else:  # the timer had fired; another timer with its name may have been set since
+            else:  # it had fired; a new timer with its name may have been set since
                 agent.mailbox.append(TimerEntry(timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Restore the recovery line's channel numbers, and put its in-transit messages into the mailbox.
+        """Restore the sequence numbers of the agent's channels, and put messages that were in transit into the mailbox.
 
-        Channels of departed agents have no numbers; the last message of such a sender may still be waiting.
+        Channels to and from departed agents are not restored, unless messages from such a sender are still in transit.
         """
         routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):

@@ -1,7 +1,7 @@
-"""The host process: clocks, threads and sockets around a host driver. This module makes no protocol decisions.
+"""The host process, which provides clocks, threads and sockets to a host driver. This module makes no protocol decisions.
 
-One event loop does all work that does not block; a worker thread writes and reads the store. Turns run in batches, so that frames,
-heartbeats and directives do not wait long. A blocking handler still delays them: `loop_watch.py` reports which one.
+One event loop does all work that does not block, and a worker thread reads and writes the store. Turns run in batches, so that frames,
+heartbeats and directives do not wait long. A blocking handler still delays them, and `loop_watch.py` reports such a handler.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_spans import HostSpans
 
 LONG_TURN_NS = 1_000_000_000
-"""Duration above which the heartbeat names a running turn, to explain why an epoch waits."""
+"""A turn that runs for longer than this is named in heartbeats, to explain why an epoch waits."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 BOOT = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-"""Id of this boot of the machine; empty on systems without one."""
+"""Id of the machine's current boot, or "" on systems without such an id."""
 
 log = logging.getLogger("snapline.host")
 
@@ -68,26 +68,26 @@ class HostOptions(msgspec.Struct, kw_only=True):
     """Options of one host."""
 
     host: str
-    instance: str  # random id of this run of the process
+    instance: str  # random id of this process
     fleet: Fleet
     coordinator: str
     store: str
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security
-    health: str = ""  # address of a health service that requires no certificates; "" = none
+    health: str = ""  # address of a health service without certificates, or ""
     metrics: MetricsPlace = MetricsPlace()
     spans: SpanOptions = SpanOptions()  # options for exporting spans to OpenTelemetry
-    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # ids that each log line shows
-    marks: str = ""  # file for turn marks, read by the next process; "" = none
-    trace: str = ""  # folder for the host's trace; "" = none
+    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # ids shown in each log line
+    marks: str = ""  # file for turn marks, which the next process reads, or ""
+    trace: str = ""  # folder for the host's trace, or ""
     trace_every: int = 1  # trace every N-th message of each channel
-    last_snapshot_s: float = 0.0  # longest wait for a snapshot after a stop signal; 0: none
+    last_snapshot_s: float = 0.0  # longest wait for a snapshot after a stop signal, or 0 for no wait
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The class implements the driver's `HostEnvironment` in production, and serves the agents that
-    clients call."""
+    """One host of a fleet, which `run_host` runs. The class is the driver's `HostEnvironment` in production, and connects the services for
+    clients to the driver."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -115,7 +115,7 @@ class Host:
         self._take_input: TakeInput = unchanged_payload
         self._address = ""
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
-        """Task that runs a turn or step → its agent."""
+        """Agents by the tasks that run their turns or steps."""
         self._imaged = ""
         self._people = CoordinatorUsers(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
@@ -169,7 +169,7 @@ class Host:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Take part in the fleet until it ends; return an exit code."""
+        """Take part in the fleet until the fleet or the host ends, and return the exit code."""
         unawaited.watch()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._marks.threads())
@@ -251,13 +251,13 @@ class Host:
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
     def fed(self) -> None:
-        self._marks.end()  # erases the mark that a failed capture left
+        self._marks.end()  # erase the mark that a failed capture left
         if not self._is_pumping and not self._is_over:
             self._is_pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Run a batch of turns.
+        """Run a batch of turns, and schedule the next batch.
 
         An error here is a bug. The host then ends, since otherwise it would appear alive without running turns.
         """
@@ -269,7 +269,7 @@ class Host:
             self.fail(error)
             return
         finally:
-            exit_if_child()  # a forked child's SystemExit must not end this loop as our own would
+            exit_if_child()  # a forked child's SystemExit must not end the loop as the parent's would
         if self._driver.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:
@@ -291,7 +291,7 @@ class Host:
         self._driver.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
-        """Start the task of a turn or step; its log lines name the agent."""
+        """Start the task that runs a turn or step. Its log lines name the agent."""
         at = self._driver.at
         if at is None:
             return asyncio.get_running_loop().create_task(coroutine)
@@ -346,7 +346,8 @@ class Host:
         pool.submit(work)
 
     def _check_keys(self) -> None:
-        """End the host at once if a key or option is wrong. A missing store may still appear, so it is reported only when it is used."""
+        """End the host immediately if a key or the store's URL is invalid. A store that is missing may be created later, so this error is
+        reported only when the store is used."""
         try:
             self.open_store()
         except (StoreKeyError, UsageError):
@@ -360,22 +361,23 @@ class Host:
         return self._store
 
     def address_of(self, peer: str) -> str:
-        """Return the host's address as reported by the coordinator. The links call this method."""
+        """Return a host's address as reported by the coordinator, or "" if it is unknown. The links call this method."""
         entry = self._driver.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
-        """Return whether the host is on another machine. The links call this method."""
+        """Return whether a host is known to be on another machine. The links call this method."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
 
     def _fleet_ports(self) -> list[int]:
-        """Return the ports of the coordinator and the other hosts."""
+        """Return the ports of the coordinator's replicas and of all hosts."""
         addresses = [entry.address for entry in self._driver.core.links.roster.values()]
         return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return the other host where the agent lives, if known here, and that host's address. The method is called for clients."""
+        """Return the other host on which an agent runs, and that host's address, or two empty strings if they are unknown. Clients are
+        redirected there."""
         host, _ = self._driver.core.shared.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
 
@@ -436,7 +438,7 @@ class Host:
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
 
     def _standing(self) -> dict[str, object]:
-        """Return the fields of a log line; the logging system calls this for each line."""
+        """Return the fields that each log line contains. The logging system calls this for each line."""
         shared, at = self._driver.core.shared, self._driver.at
         details = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
@@ -450,7 +452,7 @@ class Host:
     # ---- metrics --------------------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return a refusal if the stream of `peer` must not be accepted, else None."""
+        """Return a refusal if the stream from `peer` must not be accepted, otherwise None."""
         refused = self._driver.accepted(peer, hello)
         if refused is not None and self._metrics is not None:
             self._metrics.refused()
@@ -467,9 +469,9 @@ class Host:
 
 
 async def run_host(options: HostOptions) -> int:
-    """Run a host until its fleet ends, a signal asks it to stop, or the coordinator rejects it; return the exit code.
+    """Run a host until its fleet ends, a signal requests its stop, or the coordinator rejects it. Return the exit code.
 
     Raises:
-        UsageError: the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
+        UsageError: If the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
     """
     return await Host(options).run()

@@ -1,5 +1,5 @@
-"""Turn ends, a part of the host core: handles the outcome of a turn. Its messages are sent; or the turn is undone, retried or
-dead-lettered, or crashes its agent."""
+"""The part of the host core that handles the outcome of a turn. After a success it sends the turn's messages. After a failure the turn is
+undone, retried or dead-lettered, or crashes its agent."""
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
@@ -29,11 +29,11 @@ from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
-    """Handles the outcomes of the turns of the agents on this host.
+    """Handles the outcomes of turns of this host's agents.
 
-    An agent may fail while its turn runs, or just before it, for example because a forced checkpoint could not be taken. The turn's changes
-    are then lost with the state. Its message counts as not received, and none of its sends leave. Otherwise other agents would depend on a
-    checkpoint that does not exist.
+    An agent may fail during or just before its turn, for example because a forced checkpoint could not be taken. The turn's changes are
+    then lost together with the state. The turn's message counts as not received, and none of the turn's messages are sent, since otherwise
+    other agents would depend on a checkpoint that does not exist.
     """
 
     _mode: HostMode
@@ -62,17 +62,17 @@ class TurnEnds:
         self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the host mode above it."""
+        """Connect this part of the host core to the host mode above it."""
         self._mode = mode
 
     @property
     def rollbacks(self) -> HostRollbacks:
-        """Return the agents that request a rollback of the fleet."""
+        """Return the rollback requests of this host's agents."""
         return self._failures.rollbacks
 
     @property
     def deaths(self) -> TurnDeaths:
-        """Return the turns in which processes have died."""
+        """Return the turns during which processes have died."""
         return self._failures.deaths
 
     def on_turn_ended(self, event: ev.TurnEnded) -> None:
@@ -118,7 +118,7 @@ class TurnEnds:
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
         if intent is not None:
-            agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint for outputs contains the intent too
+            agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint for the outputs contains the intent too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
         if intent is not None:
@@ -130,11 +130,11 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def on_external_sends(self, event: ev.ExternalSends) -> None:
-        """Send messages that belong to no turn and consume nothing. A record that the agent owes follows, as after a turn."""
+        """Send messages that belong to no turn. If the agent owes a record, it records afterwards, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
-        if agent.is_busy:  # the agent's turn has not begun, so the record follows that turn
+        if agent.is_busy:  # the agent's turn has not run yet, and a record follows it
             self._outlets.leave(agent, event.sends)
             return
         agent.stage = Stage.SENDING
@@ -186,7 +186,7 @@ class TurnEnds:
         self._wait_to_retry(agent, wait_ns)
 
     def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent that has requested a rollback: until a plan arrives the agent takes no turn."""
+        """Suspend an agent that has requested a rollback. It starts no turn until a plan arrives."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
         self._failures.rollbacks.want(agent, rollback_request)
@@ -196,9 +196,10 @@ class TurnEnds:
         self._failures.rollbacks.on_refused(event)
 
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
-        """Put the message back at its place. The agent is between two turns and may record, and no other message overtakes this one.
+        """Put the entry back at the front of its queue, so that no other entry overtakes it. The agent is between two turns and may record
+        its state.
 
-        Sends and checkpoints may happen before the retry, so the protocol has to process the message again.
+        The protocol must process the message again at the retry, since messages may leave and checkpoints may be taken before it.
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)

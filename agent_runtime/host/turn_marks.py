@@ -1,17 +1,18 @@
-"""Turn marks, which a host writes to a file while user code runs. If the process dies, the marks show in which turns.
+"""Turn marks, which a host writes to a file while user code runs. If the process dies, the marks show which turns were running.
 
-Marks are written into a small memory-mapped file. The kernel keeps the file's contents however the process dies. Marks are not synced to
-disk, so after a power failure marks may be lost or stale. Therefore one death alone never disqualifies a turn (`DEATHS_TOLERATED_MIN`).
-Writing costs less than a microsecond per turn.
+Marks are written to a small memory-mapped file, which the kernel keeps no matter how the process dies. Marks are not synced to disk, so
+after a power failure they may be lost or stale. Therefore a single death never disqualifies a turn (`DEATHS_TOLERATED_MIN`). A mark takes
+less than a microsecond per turn.
 
-- *On the event loop* one piece of user code runs at a time: a turn, a part of an async handler or step, or the saving of a state. This code
-  has slot 1.
-- *In threads*, such as those of steps, many pieces may run: each has its own slot. A thread started by user code has no slot.
-- A turn that awaits runs no code. Such a turn is marked only if no user code runs and it is the only open turn, since other parts of the
-  process may work for it.
+- *On the event loop* only one piece of user code runs at a time: a turn, a part of an async handler or step, or the encoding of a state. It
+  is marked in slot 1.
+- *In threads*, for example for steps, several pieces of user code may run at a time. Each of them has its own slot. A thread that user code
+  starts has no slot.
+- A turn that awaits runs no code itself, but other parts of the process may work for it. So it is marked if it is the only open turn, and
+  its mark counts only if no user code was running.
 
-Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the guilty turn. `ProcessMarks` writes the
-marks of a host process, and reports those of the previous process.
+Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the turn that caused it.
+`ProcessMarks` writes the marks of a host process, and reports the marks of the previous process.
 """
 
 import contextlib
@@ -44,21 +45,24 @@ from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Join, TurnDeath
 from snapline.messages.payloads import CREATE, read_creation, split_message, unwrapped
 
 SLOTS = 64
-"""Number of slots, including the file's head. Further threads are not marked; asyncio's own pool has at most 32 threads."""
+"""Number of slots, including the file's head. Threads for which no slot is left are not marked. asyncio's own pool has at most 32
+threads."""
 
 SLOT_BYTES = 2048
-"""Size of a slot, which contains the head of a message, and ids."""
+"""Size of a slot, which contains the head of a message and the ids of agent and sender."""
 
 DEATHS_TOLERATED_MIN = 1
-"""Smallest number of deaths tolerated, whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
+"""Number of deaths that are tolerated even if the agent's `retries` is smaller, since an operator may have killed the process, or the
+machine may have failed."""
 
 MAGIC = b"snapturn1"
 
 LOOP_SLOT, ALONE_SLOT = 1, SLOTS - 1
-"""Slots of the event loop, and of a turn that is the only open one; slot 0 is the file's head."""
+"""Slot of the event loop, and slot of a turn that is the only open turn. Slot 0 is the file's head."""
 
 REPORTED_TURNS_MAX, TYPE_CHARACTERS_MAX = 16, 200
-"""Largest number of turns reported for one process. With agent and sender ids these turns fit into one entry of the coordinator's log."""
+"""Largest number of turns that are reported for one process, and largest length of a reported type name. With these limits the report fits
+into one entry of the coordinator's log."""
 
 _NOTHING = bytes(2)
 
@@ -70,7 +74,8 @@ _SIZES = [size.to_bytes(2, "big") for size in range(SLOT_BYTES - 1)]
 
 
 class TurnMark(msgspec.Struct, frozen=True, array_like=True):
-    """Content of a slot; `head`, `size_bytes` and `end` represent the message. If `size_bytes` is `WHOLE`, `head` is the whole message."""
+    """Content of a slot. `head`, `size_bytes` and `end` represent the turn's message as in `MessageSample`. If `size_bytes` is `WHOLE`,
+    `head` contains the whole message."""
 
     agent: str
     what: str
@@ -81,7 +86,7 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
     def death(self, *, is_in_thread: bool) -> TurnDeath:
-        """Return the mark in the form in which it is reported after the process has died."""
+        """Convert the mark to a record for the coordinator, after the process has died."""
         sample = MessageSample(self.head)
         if self.size_bytes != WHOLE:
             sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
@@ -94,19 +99,19 @@ _decoder = msgspec.msgpack.Decoder(TurnMark)
 
 
 def limit_of(known: AgentType | None) -> int:
-    """Return the number of process deaths that are tolerated in one turn of an agent of this class. None as the class: the agent is being
+    """Return the number of process deaths that are tolerated in one turn of an agent of this class. `known` is None if the agent is being
     created."""
     return DEATHS_TOLERATED_MIN if known is None else max(known.retries, DEATHS_TOLERATED_MIN)
 
 
 def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
-    """Return the mark of a turn."""
+    """Return the mark for a turn."""
     sample = MessageSample(payload)
     return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
 
 
 def default_marks(coordinator: str, host: str) -> str:
-    """Return the default file for a host's marks; "" if there is no folder that only this user can access."""
+    """Return the default path of a host's file for marks, or "" if there is no folder that only this user can access."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"snapline-marks-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -119,8 +124,8 @@ def default_marks(coordinator: str, host: str) -> str:
 
 
 def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
-    """Return the id of the run that has left marks, and the turns in which it died. The id is "" if there is no file, or the run has left
-    no marks."""
+    """Return the id of the run that left marks in a file, and the turns during which it died. The id is "" if there is no file, or the run
+    left no marks."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -147,7 +152,7 @@ def _mark_in(content: bytes, slot: int) -> TurnMark | None:
 
 
 def _type_in(head: bytes) -> str:
-    """Return the message's type, or the kind of a creation; "" if the turn has no message type, as for `on_start`."""
+    """Return the message's type name, or the kind in a creation message. Return "" if the turn has no message, as for `on_start`."""
     try:
         name = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
         return name[:TYPE_CHARACTERS_MAX]
@@ -156,9 +161,9 @@ def _type_in(head: bytes) -> str:
 
 
 class TurnMarks:
-    """Turn marks of this process.
+    """Writes the turn marks of this process.
 
-    `is_suspect` tells whether a turn is one death short of its limit.
+    `is_suspect` returns whether a turn is one death short of its limit.
     """
 
     def __init__(self, is_suspect: Callable[[TurnMark], bool] = lambda mark: False) -> None:
@@ -167,15 +172,15 @@ class TurnMarks:
         self._path: Path | None = None
         self._free = list(range(LOOP_SLOT + 1, ALONE_SLOT))
         self._open: dict[int, TurnMark] = {}
-        self._one_at_a_time = threading.RLock()  # the lock is reentrant: a thread may enter twice
+        self._one_at_a_time = threading.RLock()  # reentrant, since a thread may enter twice
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def open(self, path: Path, instance: str) -> None:
-        """Write marks to a new file from now on, since marks of the previous run have been reported.
+        """Write marks to a new file from now on, after the previous run's marks have been reported.
 
         Raises:
-            OSError: the file cannot be created.
+            OSError: If the file cannot be created.
         """
         make_private(path.parent)
         scratch = path.with_name(f"{path.name}.{instance}")
@@ -193,24 +198,24 @@ class TurnMarks:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def close(self) -> None:
-        """Remove the file, since the process ends normally and not because of a turn."""
+        """Remove the file at the normal end of the process, which no turn has caused."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     def _leave_to_parent(self) -> None:
-        """Detach a forked child from the file that it shares with its parent."""
+        """Detach a forked child from the file, which belongs to its parent."""
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     # ---- on the event loop --------------------------------------------------------------------------------------------
 
     def begin(self, mark: TurnMark) -> None:
-        """Mark that user code runs on the event loop from now on."""
+        """Mark on the event loop's slot that user code runs from now on."""
         self._write(LOOP_SLOT, mark)
 
     def begin_turn(self, agent: str, what: str, sender: str, payload: bytes, limit: int) -> None:
-        """Mark a turn as `begin` does, but as fast as possible, since this cost is added to each turn."""
+        """Same as `begin` for a turn, but as fast as possible, since each turn calls this."""
         if len(payload) > HEAD_BYTES:
             self.begin(mark_of(agent, what, sender, payload, limit))
             return
@@ -221,20 +226,20 @@ class TurnMarks:
             slots[_LOOP_AT : _LOOP_AT + 2] = _SIZES[size]
 
     def end(self) -> None:
-        """Erase the event loop's mark, since no user code runs there any more."""
+        """Erase the event loop's mark when no user code runs there any more."""
         self._slots[_LOOP_AT : _LOOP_AT + 2] = _NOTHING
 
     def around(self, mark: TurnMark, coroutine: "Coroutine[Any, Any, None]") -> "Coroutine[Any, Any, None]":
-        """Return the same coroutine, wrapped so that the turn is marked whenever the coroutine runs."""
+        """Wrap a coroutine so that its turn is marked whenever the coroutine runs."""
         return _Marked(self, mark, coroutine)
 
     def opened(self, place: int, mark: TurnMark) -> None:
-        """Register a turn that awaits something from time to time."""
+        """Register an open turn, that is, a turn that may await."""
         self._open[place] = mark
         self._mark_alone()
 
     def closed(self, place: int) -> None:
-        """Unregister a turn that has ended."""
+        """Unregister an open turn that has ended."""
         self._open.pop(place, None)
         self._mark_alone()
 
@@ -247,11 +252,11 @@ class TurnMarks:
     # ---- in threads -----------------------------------------------------------------------------------------------------
 
     def enter(self, mark: TurnMark) -> None:
-        """Mark all code that runs in threads from this context on as code of this turn."""
+        """Attribute all code that threads run for the current context to this turn."""
         IN_THREAD.set(functools.partial(self.in_thread, mark))
 
     def in_thread(self, mark: TurnMark, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Call the function in this thread, with the turn's mark set."""
+        """Call the function in this thread while the turn is marked in a slot."""
         with self._one_at_a_time if self._is_suspect(mark) else contextlib.nullcontext():
             try:
                 slot = self._free.pop()
@@ -268,7 +273,7 @@ class TurnMarks:
                     self._free.append(slot)
 
     def _write(self, slot: int, mark: TurnMark) -> None:
-        """Write a mark, with its size last, so that a slot is complete or empty whenever the process dies."""
+        """Write a mark to a slot, with its size last, so that a slot is either complete or empty whenever the process dies."""
         data, offset = _encode(mark), slot * SLOT_BYTES
         size, slots = len(data), self._slots
         if size < len(_SIZES):
@@ -280,14 +285,14 @@ class TurnMarks:
 
 
 class TurnThreads(ThreadPoolExecutor):
-    """The threads of `asyncio.to_thread`, which run for the turn that calls it."""
+    """The thread pool for `asyncio.to_thread`. Its threads are marked for the turn that calls `to_thread`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         return super().submit(IN_THREAD.get(), fn, *args, **kwargs)
 
 
 class _Marked(Coroutine[Any, Any, None]):
-    """A coroutine whose turn is marked while the coroutine runs, and registered as open until the coroutine has ended."""
+    """A coroutine whose turn is marked while the coroutine runs, and is registered as open until the coroutine has ended."""
 
     def __init__(self, marks: TurnMarks, mark: TurnMark, coroutine: Coroutine[Any, Any, None]) -> None:
         self._marks = marks
@@ -323,17 +328,17 @@ class _Marked(Coroutine[Any, Any, None]):
 
 
 STOP_DEATHS_TOLERATED = 2
-"""Number of process deaths tolerated in `stop_when`, which is also the default for messages. After one more death, `stop_when` is not
-called again, and the fleet ends with that reason."""
+"""Number of process deaths that are tolerated in `stop_when`, the same as the default for messages. After one more death, `stop_when` is
+not called again, and the fleet ends with this as the reason."""
 
 log = logging.getLogger("snapline.host")
 
 
 class ProcessMarks:
-    """Turn marks of one host process; `driver` drives its agents."""
+    """Writes the turn marks of one host process, and reports those of the previous process. `driver` drives the host's agents."""
 
     def __init__(self, driver: HostDriver, path: str, *, host: str, instance: str) -> None:
-        """`path`: the file's path; "": there is no file, so marks do not outlive this process."""
+        """`path` is the file's path. If it is "", there is no file, and marks are lost when this process ends."""
         self._driver = driver
         self._path = Path(path) if path else None
         self._host = host
@@ -347,11 +352,11 @@ class ProcessMarks:
     # ---- previous process -------------------------------------------------------------------------------------------
 
     def hello(self, join: Join) -> Join:
-        """Return `join` with the turns in which the previous process died, until the coordinator knows these turns."""
+        """Return `join` with the turns during which the previous process died added, until the coordinator knows these turns."""
         return msgspec.structs.replace(join, died=self._died, died_in=self._died_in)
 
     def begin(self) -> None:
-        """Switch to this process's own marks, since the coordinator has the marks of the previous process."""
+        """Start writing this process's own marks, after the coordinator has received the previous process's marks."""
         for death in self._died_in:
             log.warning("the process of host %s before this one died while %s", self._host, death.describe())
         self._died, self._died_in = "", ()
@@ -364,13 +369,13 @@ class ProcessMarks:
     # ---- running code -------------------------------------------------------------------------------------------------
 
     def threads(self) -> TurnThreads:
-        """Return the event loop's thread pool, which marks the turns for which its threads run."""
+        """Return a thread pool for the event loop, whose threads are marked for the turns that use them."""
         return TurnThreads(thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | ev.RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
     ) -> Coroutine[Any, Any, None]:
-        """Return the coroutine of a turn or a step in this context, wrapped so that it is marked while it runs."""
+        """Wrap the coroutine of a turn or a step, which will run in `context`, so that the turn is marked while it runs."""
         mark = self._mark(at)
         context.run(self._marks.enter, mark)
         return self._marks.around(mark, coroutine)
@@ -379,7 +384,7 @@ class ProcessMarks:
         """Mark that an image of the agent's state is about to be taken.
 
         Raises:
-            EncodingError: too many processes have died while imaging this agent.
+            EncodingError: If too many processes have died while imaging this agent.
         """
         death = self._driver.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
         if death is not None:
@@ -387,7 +392,7 @@ class ProcessMarks:
         self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._driver.turns.type_of(agent)))
 
     def evaluating(self, function: Callable[[], object]) -> Callable[[], object]:
-        """Return the call of the fleet's predicate, wrapped so that it is marked while it runs."""
+        """Wrap a call of the fleet's `stop_when`, so that the call is marked while it runs."""
         return functools.partial(
             self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_TOLERATED), function
         )
@@ -408,7 +413,7 @@ class ProcessMarks:
         return marked
 
     def _mark(self, at: ev.StartTurn | ev.RunStep) -> TurnMark:
-        """Return the mark of the turn, or of the turn to which the step or the segment belongs."""
+        """Return the mark for a turn, or for the turn to which a step or a segment belongs."""
         limit = limit_of(self._driver.turns.type_of(at.agent))
         if isinstance(at, ev.StartTurn) and at.what != "segment":
             return mark_of(at.agent, at.what, at.sender, at.payload, limit)

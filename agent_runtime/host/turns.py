@@ -1,7 +1,8 @@
-"""Runs turns: decodes the message, calls the handler, and returns the outcome. This module makes no protocol decisions.
+"""Runs turns: decodes a message, calls its handler, and returns the outcome. This module makes no protocol decisions.
 
-A handler that cannot suspend is called directly, without a task. A handler that can suspend (for example in `ctx.step`) gets a task, and other agents
-run meanwhile. A durable handler runs without a task, one segment after the other (`durable.py`); its steps run in tasks.
+A handler that cannot suspend is called directly, without a task. A handler that can suspend (for example in `ctx.step`) runs in a task, so
+that other agents run while it waits. A durable handler runs without a task, one segment at a time (`durable.py`), but its steps run in
+tasks.
 """
 
 import asyncio
@@ -55,8 +56,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTur
 
 
 class WaitingTurn:
-    """A durable turn whose handler waits for an entry of its journal. `work`: the function call of the step or effect that the handler
-    waits for."""
+    """A durable turn whose handler waits for a journal entry. `work` is the step or effect that the handler waits for, if any."""
 
     __slots__ = ("coroutine", "ctx", "work")
 
@@ -66,7 +66,7 @@ class WaitingTurn:
         self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
-        """Close the handler of a turn that was undone. A handler that waits again or raises on closing is abandoned."""
+        """Close the handler of a turn that was undone. If the handler waits again or raises when it is closed, it is abandoned."""
         self.ctx.go_on()
         with contextlib.suppress(Exception):
             self.coroutine.close()
@@ -90,7 +90,7 @@ async def step_of(
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise  # a recovery plan has undone the turn
+            raise  # a recovery plan has undone this turn
         outcome, result = FAILED, encode_error(error)
     except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
@@ -99,7 +99,7 @@ async def step_of(
 
 
 class LastCall:
-    """The calls made for one effect, and the time for which the last call may still run."""
+    """Tracks the calls of one effect, to tell for how long the last call may still run."""
 
     def __init__(self, timeout_s: float, world: TurnEnvironment) -> None:
         self._timeout_s = timeout_s
@@ -107,11 +107,11 @@ class LastCall:
         self._begun_ns: int | None = None
 
     def began(self) -> None:
-        """Record that a call of the effect begins now."""
+        """Record that a call of the effect starts now."""
         self._begun_ns = self._world.elapsed_ns()
 
     def late_s(self) -> float:
-        """Return how long the last call may still run, in seconds; 0 if there was none."""
+        """Return for how many seconds the last call may still run, or 0 if there was no call."""
         if self._begun_ns is None:
             return 0.0
         return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
@@ -149,8 +149,8 @@ async def _effect_of(
 async def _probe_first(
     command: ev.RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
-    """Call the probe before each repetition. An earlier call, even one by this process, may have done the effect or may still run for up to
-    `timeout_s`."""
+    """Run an effect that has a probe, and call the probe before each repetition. An earlier call, even in this process, may have performed
+    the effect, or may still run for up to `timeout_s`."""
     assert work.timeout_s is not None
     left_s = work.timeout_s if command.is_in_doubt else None
     for wait_s in (*asking.waits_s, None):
@@ -177,14 +177,14 @@ def refused(
     *,
     create: Callable[[ev.StartTurn], None],
 ) -> ev.TurnFailed:
-    """Return the end of a turn whose handler is not called. If the turn creates an agent, the agent starts in its initial state, unless
-    `is_made` is false."""
+    """Return the failure of a turn that is refused without calling its handler. If it is a "create" turn and `is_made` is true, the agent
+    is still created."""
     if turn.what == "create" and turn.is_made:
         with contextlib.suppress(Exception):
             create(turn)
     known, is_durable = type_of(turn.agent), False
     if known is not None and turn.payload and turn.what not in ("create", "segment"):
-        with contextlib.suppress(Exception):  # the result cannot be decoded
+        with contextlib.suppress(Exception):  # the payload cannot be decoded
             name, _ = split_message(read_call(turn.payload)[1])
             is_durable = name in known.handlers and known.handlers[name].is_durable
     is_final = known is None
@@ -200,7 +200,7 @@ _DURABLE_HANDLER_ADVICE = (
 
 
 def foreign(awaited: object) -> UsageError:
-    """Return the error for a durable handler that awaited an object that does not belong to the runtime."""
+    """Return the error for a durable handler that awaited an object that is not from the runtime."""
     kind = type(awaited).__qualname__
     return UsageError(
         f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_DURABLE_HANDLER_ADVICE}"
@@ -208,18 +208,18 @@ def foreign(awaited: object) -> UsageError:
 
 
 def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
-    """Refuse to create a task: this is the event loop's task factory while a durable handler runs.
+    """Reject the creation of a task. This function is the event loop's task factory while a durable handler runs.
 
     Raises:
-        UsageError: always. After a recovery a task outside the turn would run a second time, or not at all.
+        UsageError: Always, since after a recovery a task outside the turn would run twice, or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_DURABLE_HANDLER_ADVICE}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
-    """Return the same usage error for code that requires a running asyncio task, since durable handlers run without one. Other errors are
-    unchanged."""
+    """Replace an error of code that requires a running asyncio task by a UsageError, since durable handlers run without a task. Return all
+    other errors unchanged."""
     message = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
         usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_DURABLE_HANDLER_ADVICE}")
@@ -229,11 +229,12 @@ def of_a_task(error: BaseException) -> BaseException:
 
 
 CAUSES_MAX = 20
-"""Largest number of chained exceptions that are searched; real code chains fewer."""
+"""Largest number of chained exceptions that are searched. Real code chains fewer exceptions."""
 
 
 def is_of_step(error: BaseException | None) -> bool:
-    """Return whether this error is a failed step's error, or was raised from one, or was raised while one was handled."""
+    """Return whether an error is a StepFailedError, was raised from a StepFailedError, or was raised while a StepFailedError was being
+    handled."""
     for _ in range(CAUSES_MAX):
         if error is None or isinstance(error, EffectFailedError):
             return False
@@ -244,23 +245,23 @@ def is_of_step(error: BaseException | None) -> bool:
 
 
 def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
-    """Return the error for a durable turn that the present code cannot continue."""
+    """Return the error for a durable turn that the current code cannot continue."""
     return DivergenceError(f"the turn of agent {turn.agent!r} cannot continue: {why}. Run the code that began the turn")
 
 
 COPIED_BYTES_MAX = 4096
-"""Largest message whose body costs less to copy than to view."""
+"""Largest message whose body is faster to copy than to view."""
 
 _DROPPED = Handler(LATE_REPLY, lambda agent, message, ctx: None, type(None), None, awaits=True)
 """Handler for a reply that arrives after its call has timed out."""
 
 
 class NotUndoneError(EffectFailedError):
-    """Compensations of a failed turn have failed as well; retrying the turn cannot help."""
+    """Compensations of a failed turn have failed too. An automatic retry of the undo turn cannot help."""
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """Undo the effects of a permanently failed turn. This handler runs as the turn that follows it."""
+    """Undo the effects of a permanently failed turn. This is the handler of the turn that follows the failed turn."""
     failed = []
     for effect in message:
         try:
@@ -275,10 +276,11 @@ _UNDOING = Handler(UNDO_NAME, _undo, type(None), None, awaits=True, is_durable=T
 
 
 def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Return the handler of a turn's message, the message, and the id of the call to answer, or b"".
+    """Return the handler for a turn's message, the decoded message, and the id of the call to reply to, or b"" if the message is not a
+    call.
 
     Raises:
-        EncodingError: there is no handler, or the message does not decode.
+        EncodingError: If there is no handler, or the message does not decode.
     """
     payload = turn.payload
     end = 1 + payload[0]
@@ -290,7 +292,7 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
 
 
 def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Return the same as `decode_for`, for a call, a message of the runtime itself, or a message followed by trace data."""
+    """Same as `decode_for`, for calls, messages from the runtime itself, and messages with a trace reference."""
     name, body = split_message(turn.payload)
     handler, call = known.handlers.get(name), b""
     if handler is None:
@@ -322,28 +324,29 @@ def _decode(turn: ev.StartTurn, handler: Handler, body: bytes | memoryview) -> o
 _Coroutine = Coroutine[object, None, None]
 
 TRACEBACK_CHARACTERS_MAX = 4000
-"""Number of characters kept from the end of a dead letter's traceback. With 100 dead letters kept, an agent needs at most 400 KB."""
+"""Number of characters that are kept from the end of a dead letter's traceback. An agent's 100 newest dead letters thus need at most 400
+KB."""
 
 RESERVED_BYTES_MIN = 64 * 2**20
-"""Smallest size of buffers that are reserved in advance. Below this size the first capture is only some tens of milliseconds slower than
-later ones."""
+"""Smallest total size of buffers that are allocated in advance. Below this size the first capture is only some tens of milliseconds slower
+than later captures."""
 
 FORK_TIMEOUT_S = 60.0
-"""Time limit for a forked capture, equal to the default epoch timeout: an image that arrives later is useless."""
+"""Time limit of a forked capture. It equals the default epoch timeout, after which the image would be useless."""
 
 VIEWED_ARRAYS_BYTES_MAX = 64 * 2**20
-"""Largest total size of arrays in a live state that can be displayed; copying this size takes some tens of milliseconds."""
+"""Largest total size of the arrays in a live state that can be displayed. Copying arrays of this size takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
-"""Largest image that is decoded after its turn to check that it can be restored as declared. The check takes 0.4 µs for most images and
-about 10 µs at most. A larger state is checked only when it is captured."""
+"""Largest image that is decoded after each turn, to check that it can be restored as the declared type. The check takes 0.4 µs for most
+images, and about 10 µs at most. Larger states are checked only when they are captured."""
 
 
 class RunningTurn(Protocol):
-    """A started handler that may wait."""
+    """A handler that has started and may wait."""
 
     def cancel(self) -> object:
-        """Cancel the handler, since its turn has been undone."""
+        """Cancel the handler because its turn has been undone."""
 
 
 def _as_task(coroutine: "_Coroutine") -> RunningTurn:
@@ -355,7 +358,7 @@ def _on_start(agent: Agent, _message: object, ctx: Context) -> "_Coroutine | Non
 
 
 class _Running:
-    """One agent's object, and the image of its state after its last turn. If the next turn fails, the state is restored from the image."""
+    """One agent's object, with an image of its state after its last turn. If the next turn fails, the state is restored from this image."""
 
     __slots__ = (
         "agent",
@@ -378,37 +381,38 @@ class _Running:
         self.on_error = type(agent).on_error or "undo"
         self.encoder: StateEncoder | None = None
         self.image = b""
-        self.before: object = None  # decoded image, from the failure of a turn until its undo
-        self.handling: _Coroutine | None = None  # coroutine of the handler in `task`
+        self.before: object = None  # decoded image, set from a turn's failure until its undo
+        self.handling: _Coroutine | None = None  # coroutine of the handler that `task` runs
         self.task: RunningTurn | None = None
         self.flight: WaitingTurn | None = None
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that have run since the last capture
-        self.imaged_authors = Authors()  # the handlers that had run before that capture
+        self.imaged_authors = Authors()  # handlers that had run before that capture
 
     def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
-        """Note that the handler may wait, since its coroutine runs in a task."""
+        """Record the coroutine of a handler or step that may wait, and the task that runs it."""
         self.handling, self.task = handling, task
 
     def cancel(self, task: RunningTurn) -> None:
-        """Cancel the task of a turn that was undone. The coroutine is closed if the task has not started it; otherwise Python would warn
-        that it was never awaited."""
+        """Cancel the task of a turn that was undone. If the task has not started the coroutine, close the coroutine too, since Python would
+        otherwise warn that it was never awaited."""
         task.cancel()
         if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
             self.handling.close()
 
     def take_authors(self) -> Authors:
-        """Return the handlers that have run since the last successful capture, as far as its success is known yet."""
+        """Return the handlers that have run since the last capture. If that capture's image was rejected, include the handlers before
+        it."""
         earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
         self.imaged_authors, self.authors = Authors({**earlier, **self.authors}), {}
         return self.imaged_authors
 
 
 class Turns:
-    """The agent objects of one host, and their turns.
+    """Holds the agent objects of one host, and runs their turns.
 
     `report` is called with TurnEnded or TurnFailed when a turn that ran in a task has ended. `step_ended` is called when a step of a
-    durable turn has ended. `warn` is called with the text of a warning. `start` runs a handler or a step that may wait.
+    durable turn has ended. `warn` is called with the text of a warning. `start` starts a task for a handler or a step that may wait.
     """
 
     def __init__(
@@ -437,7 +441,7 @@ class Turns:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def welcomed(self, cluster: str) -> None:
-        """Set the id of the fleet's run; the seeds of durable turns are derived from the id."""
+        """Set the id of the run of the fleet, from which the seeds of durable turns are derived."""
         self._cluster = cluster
 
     def add(self, agent: str, made: Agent) -> None:
@@ -448,20 +452,21 @@ class Turns:
         self._takes_effects = takes_outputs
 
     def has(self, agent: str) -> bool:
-        """Return whether the agent's object is here."""
+        """Return whether this host has the agent's object."""
         return agent in self._running
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return the description of the agent's class; None if the agent's object is not here."""
+        """Return the description of the agent's class, or None if this host does not have the agent's object."""
         running = self._running.get(agent)
         return None if running is None else running.known
 
     def look_at(self, agent: str) -> bytes:
-        """Return an agent's current state as one record without parts, for display. Callers must not call this method within a turn.
+        """Return an agent's current state for display, encoded as one record without parts. It must not be called while the agent is in a
+        turn.
 
         Raises:
-            EncodingError: the state cannot be saved; names agent, field and next step.
-            UsageError: the arrays are too large to copy.
+            EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
+            UsageError: If the arrays are too large to copy.
         """
         running = self._running[agent]
         if running.flight is not None:
@@ -494,11 +499,12 @@ class Turns:
             self.forget(agent)
 
     def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
-        """Return the image of an agent's state, its type and its schema version; the image may omit data that `base` contains.
+        """Return an agent's type, its state version and an image of its state. The image may omit data that `base` contains.
 
         Raises:
-            EncodingError: the state cannot be saved; names agent, field and next step.
-            ArenaBusyError: earlier images have not been written yet. Fleets whose agents checkpoint on their own never get this error.
+            EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
+            ArenaBusyError: If earlier images have not been written yet. This is never raised in fleets whose agents checkpoint
+                independently.
         """
         running = self._running[agent]
         image = self._image(agent, running, base)
@@ -522,8 +528,8 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
-        """Return the image of the state with which the agent's suspended turn began. Most of a large state is already in the base, which
-        identifies the data by digests."""
+        """Return an image of the state at the start of the agent's suspended turn. If the state is large, the image may refer to chunks in
+        `base` that contain the same data."""
         if len(running.image) > UNDO_STATE_BYTES_MAX:
             with contextlib.suppress(Exception):  # the image checks report a state that does not decode
                 state = running.known.state_decoder.decode(running.image)
@@ -535,25 +541,25 @@ class Turns:
         return StateEncoder(arena, allow_pickle=known.agent_class.allow_pickle, declared=known.state_type)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
-        """Return the sizes of the buffers for a full capture of these agents, if they are large. Any thread may call this while the agents do not run
-        yet."""
+        """Return the sizes of the buffers for a full capture of these agents, or an empty list if their total is small. Any thread may call
+        this before the agents start."""
         sizes: list[int] = []
         if "numpy" in sys.modules or "torch" in sys.modules:
             for agent in objects:
-                with contextlib.suppress(EncodingError):  # The capture will report the error.
+                with contextlib.suppress(EncodingError):  # the capture will report the error
                     sizes += self._encoder_for(agent, self.arena).buffer_sizes(agent.state)
         return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Allocate these buffers in advance. This takes seconds for gibibytes, so callers must not run it on the event loop."""
+        """Allocate buffers of these sizes in advance. Since gibibytes take seconds, this must not run on the event loop."""
         for size in sizes:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> StateImage | None:
-        """Return an image that a forked child process encodes; None if the agent does not use forks, or if no fork is possible now.
+        """Return an image that a forked child process encodes, or None if the agent does not use forks or no fork is currently possible.
 
-        If the child process dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes on its own could
-        not be repeated, since the agent's logs are already dropped. So such checkpoints are never forked.
+        If the child process dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes independently
+        could not be retaken, since the agent's sender log has already been dropped. So such checkpoints are never forked.
         """
         encoder, state = running.encoder, running.agent.state
         if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
@@ -568,12 +574,12 @@ class Turns:
             return None
         try:
             child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
-        except StoreError:  # Too many child processes run at once, or there is no memory for another.
+        except StoreError:  # too many child processes, or no memory for another
             return None
         return StateImage(b"", pending=child.result, on_release=[child.close])
 
     def undo(self, agent: str) -> None:
-        """Restore the state that the agent had before the turn that has just failed."""
+        """Restore the agent's state from before the turn that has just failed."""
         running = self._running[agent]
         running.agent.state, running.before = running.before, None
         running.authors = {}
@@ -581,7 +587,7 @@ class Turns:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run one turn or segment and return its end. None: the turn continues in a task, and its end will be reported."""
+        """Run one turn or segment, and return its outcome. Return None if the turn continues in a task, which will report the outcome."""
         if turn.refusal:
             return refused(turn, self.type_of, self._world.now_ns(), create=self._create)
         if turn.what == "segment":
@@ -609,7 +615,7 @@ class Turns:
             return None
         has_ended = True
         try:
-            for _ in coroutine.__await__():  # this end avoids the exception that `send` would create and raise
+            for _ in coroutine.__await__():  # unlike `send`, this raises no exception at the end
                 has_ended = False
                 break
         except FAILURES as error:
@@ -620,7 +626,7 @@ class Turns:
     # ---- durable turns --------------------------------------------------------------------------------------------
 
     def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the next segment, or replay all segments from the journal."""
+        """Run the next segment of a durable turn, or, after a recovery, replay all segments from the journal."""
         running, durable_turn = self._running[turn.agent], turn.turn
         if durable_turn is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
@@ -638,7 +644,7 @@ class Turns:
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: WaitingTurn, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the handler until it requests an operation that takes time."""
+        """Run the handler until it waits or ends."""
         ctx, running.flight = flight.ctx, None
         journal = ctx.journal
         assert journal is not None
@@ -666,7 +672,7 @@ class Turns:
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 
     def run_step(self, command: ev.RunStep) -> None:
-        """Run the step at which an agent's turn waits; `step_ended` is called when the step has ended."""
+        """Run the step for which an agent's turn waits. `step_ended` is called when the step has ended."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:
             coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
@@ -692,8 +698,8 @@ class Turns:
     def _prepare(
         self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
     ) -> tuple[Callable[[Agent, Any, Context], "_Coroutine | None"], object, bool]:
-        """Find the handler, decode its message, and determine whether the handler may wait. A failure here would recur on every retry, and
-        has changed no state."""
+        """Return the handler for a turn, its decoded message, and whether the handler may wait. A failure here would recur on every retry,
+        and has not changed the state."""
         if turn.what == "create":
             self._create(turn)
         running = self._running.get(turn.agent)
@@ -725,10 +731,10 @@ class Turns:
         self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
 
     def _take_image(self, agent: str, running: _Running) -> None:
-        """Take an image of the state. Check that a small image can be restored; the next capture checks larger ones.
+        """Take an image of the state. If the image is small, check that it can be restored. A larger state is checked when it is captured.
 
         Raises:
-            EncodingError: the state cannot be saved, or a field does not hold its declared type.
+            EncodingError: If the state cannot be saved, or a field's value does not have the declared type.
         """
         image = encode_state(agent, running.agent, running.known, running.authors)
         if len(image) <= CHECKED_BYTES_MAX:
@@ -745,7 +751,7 @@ class Turns:
                 )
 
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
-        """End the turn of a handler that has returned. If the new state cannot be saved, this turn fails, rather than later epochs."""
+        """End the turn of a handler that has returned. If the new state cannot be saved, the turn fails, so that no later epoch fails."""
         if not ctx.close():
             return self._failed(turn, ctx, UsageError(CAUGHT))
         if ctx.unawaited or unawaited.freed:

@@ -1,11 +1,11 @@
-"""The `Agents` service on a host's port: views of agents for users and their programs.
+"""The `Agents` service on a host's port, which shows agents to users and their programs.
 
-Every host can read the state in the newest snapshot from the store, even while the agent's host is lost. Only the owner knows an agent's
-current state: the core reports when the agent is between two turns, and an image of the state is taken at that moment. Documents about an
-agent (its state as JSON, and its description) are made off the event loop, but for `description`.
+Each host can read an agent's state in the newest snapshot from the store, even if the agent's host has failed. Only the agent's host knows
+the agent's current state. Its core reports when the agent is between two turns, and an image of the state is taken at that moment. An
+agent's state is converted to JSON in a thread, and only its description is built on the event loop.
 
-Bounds. At most `SHOWS_MAX` calls run at once, and a document has at most 16 MiB. The service asks the core once for each agent, however
-many clients wait. If a client disconnects, the next client uses the same request to the core.
+Bounds. At most `SHOWS_MAX` calls run at the same time, and a document has at most 16 MiB. The service sends only one request for an agent's
+current state to the core, however many clients wait. If a client disconnects, the request stays open and serves the next client.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ LATEST = "latest"
 
 
 def bounded(state: AgentState) -> bytes:
-    """Encode the state as JSON.
+    """Encode a state document as JSON.
 
     Raises:
-        UsageError: the JSON is larger than a document may be.
+        UsageError: If the JSON exceeds the largest size of a document.
     """
     text = msgspec.json.encode(state)
     if len(text) > VIEW_BYTES_MAX:
@@ -64,12 +64,12 @@ def bounded(state: AgentState) -> bytes:
 
 
 def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> bytes:
-    """Return an agent's state in the newest snapshot, or one field of it.
+    """Return an agent's state in the newest snapshot, or one field of the state, as a JSON document.
 
     Raises:
-        NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        UsageError: the state is too large, or the path does not name a field.
-        StoreError: the store cannot be read, or its data is damaged.
+        NotFoundError: If there is no snapshot, the snapshot does not contain the agent, or the state does not contain the field.
+        UsageError: If the state is too large, or the path does not name a field.
+        StoreError: If the store cannot be read, or its data is damaged.
     """
     store = open_store()
     manifest, line = _newest(store, agent)
@@ -100,7 +100,8 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
 
 def newest_in(open_store: Callable[[], Store], agent: str) -> Rows | None:
-    """Return the agent's checkpoint in the newest snapshot; None if there is none. An unreadable store raises no error."""
+    """Describe the agent's checkpoint in the newest snapshot. Return None if there is none. If the store is unreadable, return the problem
+    instead of raising."""
     try:
         store = open_store()
         manifest, line = _newest(store, agent)
@@ -124,7 +125,7 @@ def _saved(manifest: Manifest, checkpoint: AgentCheckpoint) -> Rows:
 
 
 def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> Rows:
-    """Describe an agent for display, with times in seconds."""
+    """Return a document that describes an agent, with times in seconds."""
     turn = {"what": view.turn, "sender": view.sender} if view.turn else None
     return document(
         "AgentDescription",
@@ -182,7 +183,7 @@ def _durable(turn: TurnView) -> Rows:
 
 
 def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
-    """Return the waiting work of an agent."""
+    """Convert a view to a document about the agent's waiting work."""
     document = WaitingAgent(view.agent, host, inputs=view.inputs, dead_letters=view.dead_letter_count)
     turn = view.durable
     if turn is None:
@@ -203,7 +204,7 @@ def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
 
 
 def _effect(opened: OpenEffect, state: str) -> Rows:
-    """Describe the effect for which a turn waits. `number` distinguishes this doubtful call from later ones."""
+    """Describe the effect that a turn waits for. `number` distinguishes a call that is in doubt from later calls."""
     return {
         "key": opened.key,
         "generation": opened.generation,
@@ -219,41 +220,41 @@ def _asked(entry: JournalEntry) -> str:
 
 
 SHOWS_MAX = 8
-"""Largest number of concurrent calls, since each may hold a state of some 64 MiB and its JSON in memory."""
+"""Largest number of concurrent calls, since each call may keep a state of some 64 MiB and its JSON in memory."""
 
 ANSWER_S_MAX = 60.0
-"""Longest wait for the end of a turn; clients that still wait ask again."""
+"""Longest wait for the end of a turn. Clients that still wait then ask again."""
 
 
 class ViewSource(Protocol):
-    """Interface that the service needs from its host."""
+    """Interface that `ViewService` requires from its host."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Ask the core for an agent's state. `then` is called with the state before the agent takes another turn; it may never be
-        called."""
+        """Ask the core for a view of an agent. `then` is called with the view before the agent starts another turn, or never if the host
+        ends."""
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Ask the core for the effects for which agents wait; `then` is called with them."""
+        """Ask the core for the effects that agents wait for. `then` is called with the core's answer."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Ask the core for the agents with waiting messages or inputs; `then` is called with them."""
+        """Ask the core for the agents with waiting work. `then` is called with the core's answer."""
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Continue tracing for some more seconds. Return a function that makes the answer with the trace of the last seconds; any thread
-        may call this function."""
+        """Continue tracing for some more seconds. Return a function that builds a reply with the trace of the last seconds. Any thread may
+        call the function."""
 
     def look_at(self, agent: str) -> bytes:
-        """Return the record of the agent's present state."""
+        """Return the agent's current state, encoded as one record."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return the description of the agent's class; None if the agent is not here."""
+        """Return the description of the agent's class, or None if the agent is not on this host."""
 
     def open_store(self) -> Store:
-        """Open the store for reading in a thread. The method raises SnaplineError or OSError."""
+        """Return the store, for reading in a thread. Raise SnaplineError or OSError if it cannot be opened."""
 
 
 class _Live(msgspec.Struct, frozen=True):
-    """An agent between two turns; `record` is None while the agent is unborn."""
+    """View and state of an agent between two turns. `record` is None if the agent is unborn."""
 
     view: AgentView
     kind: str
@@ -261,14 +262,14 @@ class _Live(msgspec.Struct, frozen=True):
 
 
 class ViewService:
-    """View service of one host. All calls run on the host's event loop."""
+    """Handles view requests on one host. All calls run on the host's event loop."""
 
     def __init__(self, agents: ViewSource, *, host: str) -> None:
         self._agents = agents
         self._host = host
         self._calls = 0
         self._open: dict[str, asyncio.Future[_Live]] = {}
-        """Agents whose state is read as soon as they are between turns."""
+        """Open requests for the current states of agents, which are read as soon as the agents are between two turns."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Return the handlers of the service's calls."""
@@ -334,7 +335,7 @@ class ViewService:
 
     async def _live(self, agent: str) -> _Live:
         waiting = self._open.get(agent) or self._look(agent)
-        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a cancelled call leaves the future to other waiters
+        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # if this call is cancelled, others may still wait
         if not waiting.done():
             raise NotHereError(f"agent {agent} has been in one turn for {ANSWER_S_MAX:g} s")
         return waiting.result()
@@ -355,7 +356,7 @@ class ViewService:
         return waiting
 
     def _settled(self, answer: AnswerView) -> _Live:
-        """Take an image of the agent's state immediately."""
+        """Take an image of the agent's state immediately, before the agent starts another turn."""
         view = answer.view
         if view is None:
             raise NotHereError(answer.reason)
@@ -365,7 +366,7 @@ class ViewService:
         return _Live(view, known.kind, self._agents.look_at(view.agent))
 
     def _live_document(self, live: _Live, field: str) -> bytes:
-        """Make the document of a live agent. The method runs in a thread."""
+        """Build the document about an agent's current state. The method runs in a thread."""
         record = live.record
         tree = None if record is None else read_record(record)
         state = AgentState(
@@ -384,7 +385,7 @@ class ViewService:
 
 
 async def _tell(error: Exception, context: Context) -> None:
-    """Abort the call with the error's own type, so that the client raises the same error."""
+    """Abort the call, and send the type of the error, so that the client raises the same error."""
     match error:
         case NotFoundError():
             code = grpc.StatusCode.NOT_FOUND

@@ -1,7 +1,7 @@
-"""Views, a part of the host core: shows an agent's state to users, at once or as soon as the agent is between two turns.
+"""The part of the host core for views: shows an agent's state to users, immediately or as soon as the agent is between two turns.
 
-A view changes no state and is in no checkpoint, and a recovery may undo the state that it shows. A plan ends all waiting requests; clients
-then ask the agent's next host.
+A view changes no state and is not part of any checkpoint, and a recovery may undo the state that it shows. A plan ends all waiting
+requests, and clients then ask the agent's next host.
 """
 
 import msgspec
@@ -32,24 +32,24 @@ from snapline.messages.effect_records import (
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
 
 ENTRIES_SHOWN = 20
-"""Largest number of entries shown of a durable turn's journal; the newest ones are shown."""
+"""Largest number of journal entries shown of a durable turn. The newest entries are shown."""
 
 
 IN_LOG = JournalEntry("host log", "")
-"""Entry shown for a turn whose step has ended and is being logged."""
+"""Entry that is shown as awaited while the result of a turn's step is being logged."""
 
 EFFECTS_SHOWN = 4000
-"""Largest number of effects shown for one host. With 2 KB of text each, these effects fit into a document."""
+"""Largest number of effects shown for one host. With 2 KB of text each, they fit into one document."""
 
 WAITING_SHOWN = 500
-"""Largest number of agents shown for one host. Nobody reads more, and each agent requires a scan of its whole state."""
+"""Largest number of waiting agents shown for one host. Nobody reads more, and for each agent the core must build a whole view."""
 
 
 class Views:
     """Views of this host's agents.
 
     Attributes:
-        waiting: agent → requests that wait for the end of its turn; checked after each turn.
+        waiting: numbers of the requests that wait for the end of an agent's turn, by agent.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -76,8 +76,8 @@ class Views:
         self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
 
     def on_waiting_agents_requested(self, event: WaitingAgentsRequested) -> None:
-        """Answer with the waiting agents. Agents with a durable turn come first, the longest waiting before the others; then come agents
-        with the most inputs."""
+        """Reply with the agents that have waiting work. Agents with durable turns come first, longest wait first. All other agents follow,
+        most inputs first."""
         now_ns = self._shared.now
         agents = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
         agents.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
@@ -88,7 +88,7 @@ class Views:
         self._shared.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """Answer requests for an agent that is between two turns, just before its next turn may start."""
+        """Reply to requests for an agent that is between two turns, just before its next turn may start."""
         for request in self.waiting.pop(agent.id, ()):
             self._shared.out.append(AnswerView(request, _view_of(agent, self._shared.now)))
 
@@ -98,7 +98,7 @@ class Views:
             self._refuse(request, f"agent {agent} has stopped")
 
     def reset(self) -> None:
-        """Refuse all requests, since a recovery plan ends the history of every agent here."""
+        """Refuse all requests when a recovery plan ends the history of all agents on this host."""
         for agent in list(self.waiting):
             for request in self.waiting.pop(agent):
                 self._refuse(request, "the fleet recovers")
@@ -184,7 +184,7 @@ def _effect_state_text(turn: DurableTurn, effects: AgentEffects) -> str:
 
 
 def standing_of(agent: LocalAgent) -> UnfinishedEffect:
-    """Return the effect for which the agent's turn waits."""
+    """Return a description of the effect that the agent's turn waits for."""
     effects = agent.effects
     assert effects is not None and effects.open is not None
     opened, intent, asked_ns = effects.open, None, 0
@@ -199,7 +199,7 @@ def standing_of(agent: LocalAgent) -> UnfinishedEffect:
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:
-    """Return an intent without its undo arguments. None: the record is about an operator command, which concerns an older intent."""
+    """Return an intent without its undo arguments, or None if the record is not an intent but an operator's resolution."""
     if intent is None or intent.stage != INTENT:
         return None
     return msgspec.structs.replace(intent, undo_arguments=[])

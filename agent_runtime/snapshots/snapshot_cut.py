@@ -1,9 +1,11 @@
-"""A complete cut, for `stop_when` and for display: the agents' states, the contents of their checkpoints, and both rendered as HTML.
+"""A complete cut, for `stop_when` and for display. It contains the agents' states and the other contents of their checkpoints, and renders
+both as HTML.
 
-*Contents of a checkpoint besides its state*: messages in transit, timers, spawns, dead letters. `Cut` and the snapshot reader show the same contents
-but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type name, message).
+*Other contents of a checkpoint* are messages in transit, timers, spawns and dead letters. `Cut` and the snapshot reader show the same
+contents but decode messages differently. So each of them passes a decoder, which maps a receiving agent and a payload to the message's type
+name and the message.
 
-*HTML*, for notebooks: all text comes from a store and is escaped; long tables are truncated with a note.
+*HTML* is for notebooks. All text from the store is escaped, and long tables are truncated with a note.
 """
 
 import contextlib
@@ -35,13 +37,13 @@ NS = 10**9
 
 
 class TransitMessage(msgspec.Struct, frozen=True):
-    """A message sent inside the cut and not consumed inside it.
+    """A message in transit: the cut contains the sending of the message, but not its consumption.
 
     Attributes:
-        sender, receiver: agents.
-        number: number of the message on its channel; None while it waits in the sender's outbox.
-        message: the message, or a dict of its fields if its class is not available; None for the message that creates an agent.
-        type: type name of the message; "" for the message that creates an agent.
+        sender, receiver: ids of the sending and the receiving agent.
+        number: sequence number of the message on its channel, or None while the message waits in the sender's outbox.
+        message: the decoded message, or a dict of its fields if its class is not available. It is None for a creation message.
+        type: type name of the message, or "" for a creation message.
     """
 
     sender: str
@@ -55,13 +57,13 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that its agent could not handle.
 
     Attributes:
-        agent: agent whose dead letter this is.
-        sender: sender of the message; the agent itself for a timer's message, or for one that can never arrive.
-        message, type: see `TransitMessage`; None and "" if `on_start` failed.
+        agent: id of the agent that could not handle the message.
+        sender: sender of the message. It is the agent itself if the message came from a timer or can never arrive.
+        message, type: same as in `TransitMessage`, or None and "" if `on_start` failed.
         error: error of the last attempt.
-        attempts: number of attempts.
-        time_s: time of the last attempt, in seconds since 1970; 0 if unknown.
-        number: number among the agent's dead letters, over all its incarnations.
+        attempts: number of attempts to handle the message.
+        time_s: time of the last attempt in seconds since 1970, or 0 if it is unknown.
+        number: number of the dead letter among the agent's dead letters, counted over all its incarnations.
     """
 
     agent: str
@@ -75,7 +77,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class PendingTimer(msgspec.Struct, frozen=True):
-    """A timer that had not fired; `remaining_s` is the time left when the agent took its checkpoint."""
+    """A timer that has not fired. `remaining_s` is its remaining delay when the agent took its checkpoint."""
 
     agent: str
     name: str
@@ -85,7 +87,8 @@ class PendingTimer(msgspec.Struct, frozen=True):
 
 
 class PendingTurn(msgspec.Struct, frozen=True):
-    """An unfinished durable turn: its message and sender, the number of journal `entries`, and what it `waits` for ("" if that has arrived)."""
+    """An unfinished durable turn. `entries` is the number of its journal entries. `waits` names the request whose result it waits for, or
+    is "" if the result has arrived."""
 
     agent: str
     sender: str
@@ -96,7 +99,7 @@ class PendingTurn(msgspec.Struct, frozen=True):
 
 
 class PendingSpawn(msgspec.Struct, frozen=True):
-    """An agent that `parent` requested and that had not been granted yet. Its class is `kind`, "module:Class"."""
+    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is its class as "module:Class"."""
 
     parent: str
     agent: str
@@ -104,7 +107,7 @@ class PendingSpawn(msgspec.Struct, frozen=True):
 
 
 def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages in the channels into an agent, channel by channel in order."""
+    """Yield the messages in transit to an agent, channel by channel, and in order within each channel."""
     for sender, messages in checkpoint.in_transit.items():
         for message in messages:
             kind, decoded = decode(checkpoint.agent, message.payload)
@@ -119,7 +122,7 @@ def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tra
 
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
-    """Yield the newest dead letters of an agent, oldest first."""
+    """Yield the dead letters in a checkpoint, which are the agent's newest, with the oldest first."""
     for number, dead_letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
         kind, decoded = decode(checkpoint.agent, dead_letter.payload)
         time_s = dead_letter.time_ns / NS
@@ -129,14 +132,14 @@ def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLe
 
 
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
-    """Yield the timers of an agent that had not fired."""
+    """Yield the agent's timers that have not fired."""
     for timer in checkpoint.own_timers:
         kind, decoded = decode(checkpoint.agent, timer.payload)
         yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
 
 
 def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTurn]:
-    """Yield the durable turn of an agent that had not ended."""
+    """Yield the agent's unfinished durable turn, if there is one."""
     turn = checkpoint.turn
     if turn is not None:
         kind, decoded = decode(checkpoint.agent, turn.payload)
@@ -145,7 +148,7 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
 
 
 def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield the effects of an agent that were requested, or were to be undone, and are not completed."""
+    """Yield a line for the agent's open effect, if any, and a line if the agent is undoing effects."""
     effects = checkpoint.effects
     if effects is not None and effects.open is not None:
         yield f"{checkpoint.agent}: {effects.open.name}"
@@ -155,27 +158,28 @@ def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
 
 
 def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield the unfinished durable turn of an agent if the turn has done effects."""
+    """Yield a line for the agent's unfinished durable turn if the turn has performed effects."""
     effects = checkpoint.effects
     if checkpoint.turn is not None and effects is not None and effects.made:
         yield f"{checkpoint.agent}: a turn that has done {', '.join(effect.name for effect in effects.made)}"
 
 
 def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages that a durable turn has deferred: they were received but not handled."""
+    """Yield the messages that the agent has received, but will handle only when its durable turn ends."""
     for stashed in checkpoint.stash:
         kind, decoded = decode(checkpoint.agent, stashed.payload)
         yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
 
 
 def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
-    """Yield the agents that an agent has requested."""
+    """Yield the spawn requests of an agent that have not been granted yet."""
     for spawn in checkpoint.spawns:
         yield PendingSpawn(checkpoint.agent, spawn.agent, plain_name(spawn.kind))
 
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
-    """Decode a message without its class into a dict of its fields, as far as possible, since it may be a dead letter."""
+    """Decode a message without its class to a dict of its fields. If the body cannot be decoded, which is possible for a dead letter,
+    return a text with its size instead."""
     if payload[:1] in (CREATE, b""):
         return "", None
     name, body = "", memoryview(payload)
@@ -191,17 +195,18 @@ class Cut:
 
     Attributes:
         epoch: number of the epoch.
-        states: agent → state, decoded on access; agents that do not exist yet are missing.
-        in_transit: messages in channels and outboxes, in order for each channel.
-        dead_letters: messages that could not be handled; the newest ones of each agent, oldest first.
-        dead_letter_count: number of all dead letters ever, over all agents, without those that were retried and handled.
+        states: mapping from agents to states, which are decoded on access. Agents that are not born yet are missing.
+        in_transit: messages in channels and outboxes, and messages that durable turns have deferred, in order for each channel.
+        dead_letters: newest dead letters of each agent, with the oldest first.
+        dead_letter_count: total number of dead letters of all agents since the fleet's start, without dead letters that a retry handled.
         timers: number of pending timers of all agents.
-        pending_timers: the pending timers.
-        pending_turns: unfinished durable turns; `states` holds the states from before these turns.
-        open_effects: unfinished effects and compensations, as `agent: effect`. `stop_when` does not end a fleet in such a cut.
-        turns_with_effects: unfinished durable turns that had done effects, as `agent: a turn that has done effect, effect`. `stop_when` gives these
-            some seconds to end.
-        pending_spawns: agents requested and not granted yet; for a granted one the creation message is in transit.
+        pending_timers: timers that have not fired.
+        pending_turns: unfinished durable turns. `states` contains the agents' states from before these turns.
+        open_effects: unfinished effects and compensations, as `agent: effect`. While there are any, `stop_when` does not end the fleet.
+        turns_with_effects: unfinished durable turns that have performed effects, as `agent: a turn that has done effect, effect`.
+            `stop_when` waits some seconds for these turns to end.
+        pending_spawns: agents whose spawn requests have not been granted yet. If a request has been granted, the creation message is in
+            transit instead.
     """
 
     def __init__(
@@ -267,10 +272,10 @@ class Cut:
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
     def describe(self, agent: str) -> object:
-        """Return an agent's state as plain JSON values. Large arrays are described, not read.
+        """Return an agent's state as plain JSON values. Large arrays are not read: only their type and size are shown.
 
         Raises:
-            KeyError: no such agent.
+            KeyError: If the cut contains no such agent.
         """
         return describe_state(self._checkpoints[agent])
 
@@ -279,7 +284,8 @@ class Cut:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether the fleet is at rest: nothing is in transit, no timer is set, no durable turn waits, no agent is about to start."""
+        """Return whether the fleet is idle: no message is in transit, no timer is set, no durable turn is unfinished, and no agent is about
+        to start."""
         return all(
             not checkpoint.in_transit
             and not checkpoint.outbox
@@ -299,8 +305,8 @@ class Cut:
 
 
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
-    """Decode a message as its receiver's class declares it. If no handler exists, decode to plain values; such a message will become a dead
-    letter."""
+    """Decode a message as the type that its receiver's handler declares. If the receiver has no handler for it, decode it to plain values.
+    Such a message will become a dead letter."""
     with contextlib.suppress(Exception):
         name, body = split_message(unwrapped(payload))
         handler = agent_type(agent_class).handlers.get(name)
@@ -316,7 +322,8 @@ def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
 
 
 class _States(Mapping[str, object]):
-    """States by agent. `read_parts` reads the parts that are not in the checkpoint itself, and only for agents that are accessed."""
+    """Mapping from agents to states. When an agent is accessed, `read_parts` reads the parts of its state that are stored outside the
+    checkpoint."""
 
     def __init__(
         self,
@@ -347,8 +354,8 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
     """Read a complete epoch from the store.
 
     Raises:
-        DamagedDataError: data in the epoch is damaged.
-        NotFoundError: there is no such epoch.
+        DamagedDataError: If data in the epoch is damaged.
+        NotFoundError: If the store does not contain this epoch.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
@@ -356,11 +363,11 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state for display, without needing its classes. Without `read_parts`, parts outside the state's record are described, not
-    read.
+    """Return a state for display, without using the state's classes. Without `read_parts`, large parts are not read, and only their type
+    and size are shown.
 
     Raises:
-        DamagedDataError: a part is damaged.
+        DamagedDataError: If a part is damaged.
     """
     if not checkpoint.state:
         return None
@@ -372,14 +379,14 @@ def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = N
 
 
 ROWS_MAX = 50
-"""Largest number of rows of one table: more than a screen shows."""
+"""Largest number of rows shown of one table, which is more than fits on a screen."""
 
 TEXT_MAX = 200
-"""Largest number of characters in a cell."""
+"""Largest number of characters shown in a table cell."""
 
 
 class ShownAgent(Protocol):
-    """The part of a `SavedAgent` that is shown."""
+    """Interface of `SavedAgent` that the HTML functions use."""
 
     agent: str
     kind: str
@@ -401,7 +408,7 @@ class ShownAgent(Protocol):
 
 
 class ShownCut(Protocol):
-    """The part of a `Cut` that is shown."""
+    """Interface of `Cut` that the HTML functions use."""
 
     epoch: int
     states: Mapping[str, object]
@@ -416,7 +423,7 @@ class ShownCut(Protocol):
 
 
 class ShownSnapshot(Protocol):
-    """The part of a `Snapshot` that is shown."""
+    """Interface of `Snapshot` that the HTML functions use."""
 
     epoch: int
     fleet: str
@@ -429,7 +436,7 @@ class ShownSnapshot(Protocol):
 
 
 def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
-    """Show the newest snapshots of a store, oldest first."""
+    """Return HTML that shows the newest snapshots of a store, with the oldest first."""
     newest = summaries[-ROWS_MAX:]
     rows = [
         (x.epoch, x.root[:12], x.created, x.trigger, x.agent_count, x.channel_state_messages, x.damage) for x in newest
@@ -441,7 +448,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
 
 
 def of_snapshot(snapshot: ShownSnapshot) -> str:
-    """Show a snapshot's agents and messages in transit. Only the first agents are read, without large arrays."""
+    """Return HTML that shows a snapshot's agents and messages in transit. Only the first 50 agents are read, without large arrays."""
     names = list(snapshot.agents)[:ROWS_MAX]
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
@@ -463,7 +470,7 @@ def of_snapshot(snapshot: ShownSnapshot) -> str:
 
 
 def of_cut(cut: ShownCut) -> str:
-    """Show a cut's agents and messages in transit. The states of the first agents are decoded."""
+    """Return HTML that shows a cut's agents and messages in transit. States are shown only for the first 50 agents."""
     names = list(cut.states)
     states = [(name, _text(cut.describe(name))) for name in names[:ROWS_MAX]]
     parts = [
@@ -481,7 +488,8 @@ def of_cut(cut: ShownCut) -> str:
 
 
 def of_agent(agent: ShownAgent) -> str:
-    """Show an agent's state field by field, with the first values of arrays; its messages, timers and dead letters."""
+    """Return HTML that shows an agent's state field by field, with the first values of arrays, and its messages, timers and dead
+    letters."""
     state = agent.describe()
     fields = state.items() if isinstance(state, Mapping) else [("", state)]
     parts = [
@@ -522,7 +530,7 @@ def _message(found: object) -> str:
 
 
 def _last_line(error: str) -> str:
-    """Return the line of a traceback that names the error."""
+    """Return the last line of a traceback, which names the error."""
     return _text(error.rstrip().rpartition("\n")[2])
 
 
@@ -532,19 +540,19 @@ def _text(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """Convert all keys to text, since JSON has no other keys."""
+    """Convert all keys to text, since JSON allows only text keys."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
     return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def heading(words: str) -> str:
-    """Return an HTML heading in a size that suits a notebook."""
+    """Return an HTML heading of a suitable size for a notebook."""
     return f"<h4>{escape(words)}</h4>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
-    """Return the first rows of a table with `count` rows as HTML; all cells are escaped."""
+    """Return the first rows of a table with `count` rows as HTML. All cells are escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
     hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)

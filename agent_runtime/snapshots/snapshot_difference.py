@@ -1,11 +1,11 @@
-"""Changes between two snapshots of a store: agents, their states, channels, timers, dead letters, and the metadata of both.
+"""Lists the changes between two snapshots of a store: in agents, their states, channels, timers and dead letters, and in metadata.
 
-No class of the fleet is needed. Checkpoints are read one pair at a time; of large parts, only the chunks that differ are read
-(`state_difference.py`). Agents with equal checkpoint digests are not read; since a checkpoint names its epoch, this happens only if both
-snapshots have the same number.
+The comparison does not need the fleet's classes. Checkpoints are read one pair at a time. In large parts, only the chunks that differ are
+read (`state_difference.py`). An agent whose two checkpoints have equal digests is not read. Since a checkpoint contains its epoch's number,
+this happens only if a snapshot is compared with itself.
 
-Values that differ between any two snapshots (numbers of epochs and checkpoints, times, turns) and protocol images are not compared.
-All data is checked against its digest (G11), and nothing is written. All lists are bounded and state how many items are omitted.
+Values that differ between any two snapshots (epoch and checkpoint numbers, times, turns) and protocol images are not compared. All data is
+checked against its digest (G11), and nothing is written. All lists are bounded, and state how many items they omit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ from snapline.storage.packs.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 AGENTS_MAX = 1000
-"""Largest number of listed agents that changed, and of those created or removed; other agents are counted."""
+"""Largest length of each of the lists of changed, created and removed agents. Further agents are only counted."""
 
 CHANNELS_MAX = 1000
 """Largest number of changed channels listed."""
 
 MESSAGES_SHOWN = 5
-"""Largest number of messages shown that entered a channel, and of messages that left it."""
+"""For each channel, largest number of messages shown that were added, and of messages that were removed."""
 
 _NOT_COMPARED = ("epoch", "raft_index")
 _HEAD = ("epoch", "created", "trigger", "fleet", "protocol", "plan")
@@ -44,7 +44,7 @@ _FIELDS = (
 
 
 class _Side:
-    """One of the two snapshots."""
+    """One of the two snapshots that are compared."""
 
     def __init__(self, store: Store, snapshot: str) -> None:
         self.epoch = store.resolve(snapshot)
@@ -63,16 +63,16 @@ class _Side:
 
 
 def snapshot_difference(store: Store, before: str, after: str, *, agent: str | None = None) -> dict[str, object]:
-    """Return the changes from snapshot `before` to snapshot `after`, as plain values for a document.
+    """Return the changes from snapshot `before` to snapshot `after` as plain values that can be written as JSON.
 
     Args:
-        store: the store; it may be in use.
+        store: the store, which may be in use.
         before, after: snapshot names, as for `Store.resolve`.
-        agent: compare only this agent, with its channels.
+        agent: id of the only agent to compare, with its channels, or None to compare all agents.
 
     Raises:
-        NotFoundError: no such snapshot, or the agent is in neither.
-        DamagedDataError: data in one of the snapshots is damaged.
+        NotFoundError: If a snapshot does not exist, or neither snapshot contains the agent.
+        DamagedDataError: If data in one of the snapshots is damaged.
     """
     old, new = _Side(store, before), _Side(store, after)
     agents = [agent] if agent is not None else sorted({**old.lines, **new.lines})
@@ -91,7 +91,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
 
 
 class _Comparison:
-    """One run over all agents. `_channels`: (sender, receiver) -> the channel in both snapshots."""
+    """One comparison of all agents. `_channels` maps (sender, receiver) to the channel in both snapshots."""
 
     def __init__(self, store: Store, old: _Side, new: _Side) -> None:
         self._store = store
@@ -125,7 +125,8 @@ class _Comparison:
         }
 
     def _pairs(self, agents: list[str]) -> Iterator[tuple[str, AgentCheckpoint | None, AgentCheckpoint | None]]:
-        """Yield agents with their checkpoints. Agents whose checkpoints consist of equal bytes from one host are omitted."""
+        """Yield each agent with its checkpoints in both snapshots. An agent whose checkpoint's bytes and host are equal in both is
+        omitted."""
         differ = [name for name in agents if not self._is_same(name)]
         sides = [
             (side.lines, self._store.read_checkpoints(side.manifest, [x for x in differ if x in side.lines]))
@@ -171,8 +172,8 @@ class _Comparison:
 
 
 class _Channel:
-    """A channel in both snapshots: before, after. A number of 0 means that no message was sent or consumed, or that the agent that knows
-    the number is not compared."""
+    """A channel as saved in the two snapshots. A sequence number of 0 means that no message was sent or consumed, or that the agent whose
+    checkpoint contains the number is not compared."""
 
     def __init__(self, sender: str, receiver: str) -> None:
         self.sender = sender
@@ -182,7 +183,7 @@ class _Channel:
         self.in_transit: list[list[InTransitMessage]] = [[], []]
 
     def row(self) -> dict[str, object] | None:
-        """Return the changes; None if there are none."""
+        """Return the changes in the channel, or None if it has not changed."""
         old, new = ({(x.number, x.payload): x for x in messages} for messages in self.in_transit)
         added = [x for key, x in new.items() if key not in old]
         removed = [x for key, x in old.items() if key not in new]
@@ -212,7 +213,7 @@ def _named(agents: list[str], lines: Mapping[str, AgentLine]) -> list[dict[str, 
 
 
 def _described(checkpoint: AgentCheckpoint, name: str) -> object:
-    """Return the values that are compared from one list of a checkpoint."""
+    """Return the values to compare for one of a checkpoint's lists."""
     match name:
         case "timers":
             return _timers(checkpoint.own_timers)
@@ -238,7 +239,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:
-    """Return timers by name; timers with the same name get different numbers."""
+    """Return timers by name. If several timers have the same name, a number is appended to tell them apart."""
     by_name: dict[str, object] = {}
     for timer in timers:
         name, number = timer.name, 1

@@ -1,23 +1,22 @@
-"""Forks of a snapshot: this module checks the whole request and then writes a new store (`storage/transfer/forking.py`).
+"""Forks a snapshot: checks the whole request, and then writes a new store (`storage/transfer/forking.py`).
 
-Errors in a fork's code and settings are found before any data is written: a missing class, a state without a migration, an unfinished
-durable turn without its handler, a field that does not exist or has another type. The snapshot is pinned meanwhile and otherwise unchanged;
-its fleet may continue to run.
+Errors in a fork's code and settings are detected before any data is written: a missing class, a state without a migration, an unfinished
+durable turn whose handler is missing, or a field that does not exist or has a different type. While the fork is written, the snapshot is
+pinned. The snapshot does not change, and its fleet may continue to run.
 
-*Open effects* belong to the parent fleet, and the fork does not touch them. The parent waits for these effects, calls them, and undoes them
-if the turn fails. If a fork did the same, each effect would be done twice, under different outside keys. So the fork's checkpoints differ
-from the parent's:
+*Open effects* belong to the parent fleet: the parent calls these effects, and undoes them if the turn fails. If a fork did the same, each
+effect would be performed twice, under different outside keys. So the fork's checkpoints differ from the parent's checkpoints:
 
-- If a turn waits for an effect, the effect is refused.
-- Effects of that turn are not undone. Turns that undo effects are removed, with the dead letters of failed ones.
-- Completed effects stay known by their keys, since they are part of the history that both fleets share.
-- An effect left by a failed turn is not an orphan. A later turn that requests the effect gets its result, and does not undo the effect.
-  Users cannot undo the effect in the fork.
+- If a turn waits for an effect, the result is a refusal.
+- Completed effects of an unfinished turn are not undone. Turns that undo effects are removed, as are dead letters of failed undo turns.
+- The keys of completed effects are kept, since these effects are part of the history that both fleets share.
+- An effect that a failed turn left does not count as an orphan. A later turn that requests the effect gets its result, and does not undo
+  the effect. Users cannot undo the effect in the fork.
 
-*Changes to fields.* The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). The record is decoded
-without types, one value is replaced, and the record is encoded again. So arrays and histories outside the field are not read, and their
-bytes stay the same. The declared types are followed along the path, and the new value is decoded from JSON as the declared type of the
-field. Finally the whole record is decoded as declared, as a host will do.
+*Changes to fields.* Except for its large parts, a state is one record of plain MessagePack (`storage/capture/encoder.py`). The record is
+decoded without types, one value is replaced, and the record is encoded again. So arrays and histories in other fields are not read, and
+their bytes do not change. The path is followed through the declared types, and the new value is decoded from JSON as the declared type of
+the field. Finally the whole record is decoded as the declared type, as a host will do when it restores the state.
 """
 
 import dataclasses
@@ -56,15 +55,15 @@ REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it
 
 
 def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Return the checkpoint with which a fork begins. If no effect is open, the returned checkpoint is equal to the given one."""
+    """Return the checkpoint that the fork starts from. If the agent has no effects and undoes none, this is an equal checkpoint."""
     return _without_turn(
         _without_failed_compensations(_without_undoing(_without_window(checkpoint))), checkpoint.effects
     )
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Return whether the agent waits for an effect. The effect's intent may be missing from this checkpoint: it is added after the segment
-    that requests the effect."""
+    """Return whether the agent waits for an effect. The checkpoint may lack the effect's intent, which is added only after the segment that
+    requests the effect."""
     turn = checkpoint.turn
     return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
 
@@ -79,7 +78,7 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Remove turns that undo effects. Effects without keys are removed with their turn. Such turns may be the only record of effects in a
+    """Remove waiting turns that undo effects. This also removes effects without keys, for which such a turn may be the only record in a
     checkpoint."""
     stash = [stashed for stashed in checkpoint.stash if not stashed.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
@@ -118,7 +117,7 @@ def _refused(turn: SavedTurn, effects: SavedEffects | None) -> SavedTurn:
 
 
 class FieldSetting(msgspec.Struct, frozen=True):
-    """One field of one agent, with the field's new value as JSON."""
+    """A new value, as JSON, for one field of one agent."""
 
     agent: str
     path: str
@@ -126,19 +125,19 @@ class FieldSetting(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Return the field's place in the form `AGENT.PATH`."""
+        """Return the field's location in the form `AGENT.PATH`."""
         return f"{self.agent}{'' if self.path.startswith('[') else '.'}{self.path}"
 
 
 class SettingError(UsageError):
-    """A field cannot be set to the given value, or does not exist. Nothing was written."""
+    """A field does not exist, or cannot be set to the given value. Nothing was written."""
 
 
 def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
-    """Split `AGENT.PATH` into the agent's id and the path. Ids may contain dots, so the longest known id is used.
+    """Split `AGENT.PATH` into the agent's id and the path. Since ids may contain dots, the longest id in `agents` is used.
 
     Raises:
-        SettingError: the place names no known agent, or no field.
+        SettingError: If `place` names an unknown agent, or no field.
     """
     ends = [i for i, character in enumerate(place) if character in ".["]
     for end in reversed(ends):
@@ -152,13 +151,13 @@ def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
 def with_settings(
     plan: MigrationPlan | None, checkpoint: AgentCheckpoint, settings: list[FieldSetting]
 ) -> AgentCheckpoint:
-    """Return the checkpoint with these fields set, in order; the state is migrated to the class's current version.
+    """Return the checkpoint with these fields set, one after the other. The state is first migrated to the current version of its class.
 
-    `plan`: migration of the state; None: the agent does not exist yet.
+    `plan` is the migration plan for the state, or None if the agent is not born yet.
 
     Raises:
-        SettingError: there is no such field, the value is not of its type, or this state cannot be changed.
-        MigrationError: the state cannot be migrated to the class's version.
+        SettingError: If a field does not exist, a value does not have the field's type, or this state cannot be changed.
+        MigrationError: If the state cannot be migrated to the current version of its class.
     """
     first = settings[0].place
     if plan is None:
@@ -210,7 +209,7 @@ def _migrated(plan: MigrationPlan, checkpoint: AgentCheckpoint, first: str) -> A
 
 
 def _set(record: object, declared: Any, setting: FieldSetting) -> object:
-    """Return the record with one value replaced; containers along the path are changed in place."""
+    """Return the record with one value replaced. Containers along the path are changed in place."""
     steps = [key for key, _ in steps_of(setting.path)]
     holder = [record]
     value: Any = holder
@@ -252,7 +251,7 @@ def _name(declared: Any) -> str:
 def _step(
     inner: object, declared: Any, key: object, where: str, setting: FieldSetting, *, is_last: bool
 ) -> tuple[object, Any]:
-    """Return the key or index in `inner` to which this path step leads, and the type declared there."""
+    """Return the key or index in `inner` that the path's next step refers to, and the type declared for the value there."""
     declared = _bare(declared)
     origin = typing.get_origin(declared) or declared
     if isinstance(inner, dict) and origin in (dict, Mapping):
@@ -266,7 +265,7 @@ def _step(
 
 
 def _bare(declared: Any) -> Any:
-    """Strip annotations from a type. Also strip None from a union if one other type remains."""
+    """Remove annotations from a type, and None from a union that then contains only one type."""
     if typing.get_origin(declared) is typing.Annotated:
         return _bare(typing.get_args(declared)[0])
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -300,7 +299,7 @@ def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSettin
 
 
 def _fields(declared: Any) -> dict[Any, tuple[str, Any]]:
-    """Return a mapping from field name to the field's name in a record and its type."""
+    """Return a mapping from each field's name to the field's name in a record and the field's type."""
     origin = typing.get_origin(declared) or declared
     if issubclass(origin, msgspec.Struct):
         return {x.name: (x.encode_name, x.type) for x in msgspec.structs.fields(declared)}
@@ -318,21 +317,23 @@ ForkInputs = Literal["copy", "drop"]
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork that was made.
+    """The result of forking a snapshot.
 
     Attributes:
         name: the fork's name.
         store, cluster: location and id of the fork's store.
         parent, parent_name: cluster id and name of the parent fleet.
-        epoch: number of the snapshot, in both stores.
+        epoch: number of the forked snapshot, which is the same in both stores.
         root: digest of the fork's first snapshot.
-        agents, messages: number of agents, and of messages in transit between them.
-        inputs_copied, inputs_dropped: number of inputs that the parent had acknowledged and its agents had not consumed.
-        effects_refused: number of effects that agents wait for in the snapshot. These belong to the parent; the fork's handlers get a
-            refusal.
-        changed: the fields whose values were set.
-        not_begun: agents of the definition that are not in the snapshot (they left, or are new) and so do not start.
-        is_live: whether the fork may do effects.
+        agents, messages: number of agents, and number of messages in transit between them.
+        inputs_copied, inputs_dropped: number of inputs that were copied and dropped, out of those that the parent had acknowledged but its
+            agents had not consumed.
+        effects_refused: number of effects that agents wait for in the snapshot. These effects belong to the parent, so the fork's handlers
+            get a refusal as the result.
+        changed: fields whose values were set, as `AGENT.PATH`.
+        not_begun: agents in the fleet definition that do not start, since they are not in the snapshot. They have stopped, or are new in
+            the definition.
+        is_live: whether the fork may perform effects.
     """
 
     name: str
@@ -357,10 +358,10 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the fork's name.
-        settings: field, as `AGENT.FIELD`, → new value, as JSON.
-        fleet: fleet definition of the fork; None: the parent's definition.
-        inputs: whether inputs that are not consumed in the snapshot are copied.
-        is_live: whether the fork may do effects.
+        settings: mapping from fields, as `AGENT.FIELD`, to their new values, as JSON.
+        fleet: fleet definition of the fork, or None for the parent's definition.
+        inputs: whether to copy or drop inputs that the agents have not consumed in the snapshot.
+        is_live: whether the fork may perform effects.
     """
 
     name: str
@@ -373,18 +374,18 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 def fork_snapshot(
     source: Store, epoch: int, to: str, request: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
 ) -> Fork:
-    """Make a fork of a snapshot; its store, at the path or URL `to`, is durable on return.
+    """Fork a snapshot into a new store at the path or URL `to`. When the function returns, the new store is durable.
 
     Args:
-        keys: keys of the new store; None: the keys from the environment variables.
-        begin_again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
+        keys: keys for the new store, or None to take the keys from the environment variables.
+        begin_again: whether to first remove an unfinished fork at `to`. No other process may be writing there.
 
     Raises:
-        UsageError: the request does not fit the snapshot, or `to` is not empty; nothing was written.
-        EncodingError: a class is missing, or a state cannot be migrated to it; nothing was written.
-        NotFoundError: there is no such snapshot.
-        DamagedDataError: data of the snapshot is damaged.
-        StoreError: reading or writing a store failed.
+        UsageError: If the request does not fit the snapshot, or `to` is not empty. Nothing was written.
+        EncodingError: If a class is missing, or a state cannot be migrated to the version of its class. Nothing was written.
+        NotFoundError: If the store does not contain the snapshot.
+        DamagedDataError: If data of the snapshot is damaged.
+        StoreError: If reading or writing a store failed.
     """
     check_id(request.name, "fork")
     now_s = time.time()
@@ -396,7 +397,7 @@ def fork_snapshot(
 
 
 class _CheckedFork:
-    """A request that fits its snapshot: all checkpoints have been read and accepted."""
+    """A fork request that has been checked against all checkpoints of its snapshot."""
 
     def __init__(self, source: Store, epoch: int, request: ForkRequest) -> None:
         self._source = source
@@ -408,7 +409,7 @@ class _CheckedFork:
         self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
         self._consumed: dict[str, int] = {}
         self._settled: dict[str, AgentCheckpoint] = {}
-        """Checkpoints of agents that wait for effects, with these effects refused."""
+        """Checkpoints that differ from the parent's in effects or clocks, by agent. Agents with settings are not included."""
         self._effects_refused = 0
         self._settings = self._settings_by_agent()
         self._changed = self._check_all()
@@ -468,9 +469,9 @@ class _CheckedFork:
             yield begins
 
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
-        """Check that an unfinished durable turn finds the handler with which it began."""
+        """Yield the checkpoints, and check that the fork has a durable handler for each unfinished durable turn."""
         for checkpoint in read:
-            agent_class = class_of(fleet, checkpoint.kind)  # a missing class is reported together with all others
+            agent_class = class_of(fleet, checkpoint.kind)  # `plan_line` reports all missing classes together
             if checkpoint.turn is not None and agent_class is not None:
                 name = split_message(unwrapped(checkpoint.turn.payload))[0]
                 handler = agent_type(agent_class).handlers.get(name)
@@ -485,7 +486,7 @@ class _CheckedFork:
     # ---- what the fork will hold --------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """Return the order for the storage layer. UsageError: inputs that must be copied are no longer kept."""
+        """Return the order for the storage layer. Raise UsageError if inputs that must be copied have already been deleted."""
         metadata, fleet = self._manifest.metadata, self._request.fleet
         is_copied = self._request.inputs == "copy"
         return ForkOrder(
@@ -510,7 +511,7 @@ class _CheckedFork:
         return inputs
 
     def report(self, made: Store, order: ForkOrder) -> Fork:
-        """Return the fork that has been made."""
+        """Return the description of the fork that has been written."""
         manifest, fleet = self._manifest, self._request.fleet
         agents = {line.agent: None for line in manifest.agents}
         copied = len(order.inputs)

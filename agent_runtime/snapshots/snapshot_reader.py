@@ -1,11 +1,11 @@
-"""Reading snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
+"""Reads snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
-The reader opens the store directly: it calls no coordinator, and the fleet may be running. The reader imports no code that a store names.
-Without a fleet, states and messages are plain values (`storage/capture/saved_value_formats.py`); with a fleet they are objects of its
-classes. All data is checked against its digests first (G11).
+The reader opens the store directly, without calling a coordinator, and the fleet may be running. It imports no code that a store names.
+Without a fleet, states and messages are plain values (`storage/capture/saved_value_formats.py`). With a fleet, they are objects of the
+fleet's classes. All data is checked against its digests before it is used (G11).
 
-Checkpoints and states are read on access, so a fleet of ten thousand agents opens as quickly as one of two. A `SavedAgent` caches what it has read; a
-`Snapshot` does not cache its agents.
+Checkpoints and states are read on access, so a snapshot of ten thousand agents opens as quickly as a snapshot of two agents. A `SavedAgent`
+caches the data that it has read, but a `Snapshot` does not cache its agents.
 """
 
 import functools
@@ -56,19 +56,20 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading, even while its fleet runs. For a bucket, read-only credentials suffice.
+    """Open a store for reading. Its fleet may be running. Read-only credentials are sufficient for a bucket.
 
     Args:
-        location: a directory, or a URL such as `s3://bucket/prefix`, whose keys come from the environment.
-        fleet: decode states and messages with the classes of this fleet; without it they are plain dicts, lists and arrays.
-        store_keys: one or more key files of an encrypted store; default: those in `SNAPLINE_STORE_KEY`.
-        verify_keys: public keys of trusted signatures; default: those in `SNAPLINE_VERIFY_KEY`.
+        location: path of a directory, or a URL such as `s3://bucket/prefix`. Credentials for a URL are taken from the environment.
+        fleet: fleet whose classes are used to decode states and messages. Without a fleet, they are decoded to plain dicts, lists and
+            arrays.
+        store_keys: one or more key files of an encrypted store. The default is the key files in `SNAPLINE_STORE_KEY`.
+        verify_keys: files with the public keys whose signatures are trusted. The default is the files in `SNAPLINE_VERIFY_KEY`.
 
     Raises:
-        StoreMissingError: there is no store.
-        DamagedDataError: the store's identity file is damaged.
-        StoreError: the store cannot be read, or is encrypted and no key was given.
-        UsageError: the URL scheme is unknown, or a key file cannot be used.
+        StoreMissingError: If there is no store at `location`.
+        DamagedDataError: If the store's identity file is damaged.
+        StoreError: If the store cannot be read, or is encrypted and no key was given.
+        UsageError: If the URL scheme is unknown, or a key file is invalid.
     """
     keys = keys_from_environment()
     read_store_keys = read_keys(store_keys=_paths(store_keys), verify_keys=_paths(verify_keys))
@@ -77,12 +78,12 @@ def open_store(
 
 
 def _paths(given: _Path | Sequence[_Path]) -> list[Path]:
-    """Return one path, or several, as a list."""
+    """Return a single path or a sequence of paths as a list."""
     return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
 
 
 class SnapshotStore:
-    """A store opened for reading by `open_store`. Iteration yields its snapshots, oldest first.
+    """A store that `open_store` has opened for reading. Iteration yields the store's snapshots, with the oldest first.
 
     Attributes:
         location: path or URL of the store.
@@ -95,43 +96,43 @@ class SnapshotStore:
 
     @property
     def epochs(self) -> list[int]:
-        """Return the epoch numbers of the store's snapshots, ascending."""
+        """Return the epoch numbers of the store's snapshots in ascending order."""
         return self._store.epochs()
 
     def snapshot(self, name: str | int = "latest") -> "Snapshot":
-        """Return a snapshot: by its epoch's number, a tag, the first digits (four or more) of its root, or the latest.
+        """Return the snapshot that `name` refers to: an epoch number, a tag, the first four or more digits of a root, or "latest".
 
         Raises:
-            NotFoundError: no snapshot has this name, or several do.
-            DamagedDataError: the snapshot's manifest is damaged.
+            NotFoundError: If no snapshot, or more than one, has this name.
+            DamagedDataError: If the snapshot's manifest is damaged.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
 
     def outputs(
         self, topic: str = "", *, after: str = "", message_type: Any = None
     ) -> "Iterator[Output | OutputsReverted]":
-        """Yield the fleet's released outputs, in order.
+        """Yield the fleet's released outputs in order.
 
         Args:
-            topic: topic of the outputs; empty: all topics of agents. `@effects` is the ledger of effects.
-            after: cursor of an output; only later outputs are returned. Empty: from the oldest kept output.
-            message_type: class of the messages; default: plain values.
+            topic: topic of the outputs, or "" for all topics of agents. `@effects` is the ledger of effects.
+            after: cursor of an output. Only later outputs are returned. With "" the outputs start with the oldest that is still stored.
+            message_type: class of the decoded messages. By default they are plain values.
 
         Raises:
-            UsageError: the cursor does not belong to this store.
-            NotFoundError: outputs after the cursor have been deleted.
-            EncodingError: a message is not of this type.
-            DamagedDataError: a file is damaged.
+            UsageError: If the cursor does not belong to this store.
+            NotFoundError: If outputs after the cursor have been deleted.
+            EncodingError: If a message does not have the type `message_type`.
+            DamagedDataError: If a file is damaged.
         """
         reader = MessageReader(message_type, "message_type", "the output")
         for batch in self._store.read_outputs(after):
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """Return the effects of the fleet's agents and their outcomes, from the snapshots and the kept outputs.
+        """Return the effects of the fleet's agents with their fates, according to the outputs that are still stored.
 
         Raises:
-            DamagedDataError: a file is damaged.
+            DamagedDataError: If a file is damaged.
         """
         return fold(self.outputs(EFFECTS_TOPIC, message_type=EffectRecord))
 
@@ -155,13 +156,13 @@ class Snapshot:
 
     Attributes:
         epoch: number of the epoch.
-        root: digest of the epoch, in hexadecimal digits.
+        root: digest of the epoch as hexadecimal text.
         created: time of creation in UTC, as text.
-        trigger: reason for the snapshot.
+        trigger: reason for which the snapshot was taken.
         fleet, protocol: names of the fleet and its protocol.
-        plan: number of the plan (start or recovery) under which the snapshot was made.
+        plan: number of the plan (start or recovery) that the fleet was running when the snapshot was taken.
         hosts: names of the fleet's hosts.
-        agents: agent → `SavedAgent`, read when accessed.
+        agents: mapping from agent ids to `SavedAgent`. Each agent is read when it is accessed.
     """
 
     def __init__(self, store: Store, epoch: int, fleet: Fleet | None = None) -> None:
@@ -184,24 +185,27 @@ class Snapshot:
         live: bool = False,
         again: bool = False,
     ) -> Fork:
-        """Make a new fleet that begins with this snapshot, in a new store; durable on return.
+        """Create a new fleet that starts from this snapshot, in a new store. When the method returns, the new store is durable.
 
-        The parent fleet may be running, and is not changed. `snapline run --store` (or `--data-dir`, if `to` is its folder
-        `store`) runs the fork.
+        The parent fleet may be running, and does not change. `snapline run --store` runs the fork. If `to` is the folder `store` of a data
+        directory, `--data-dir` works too.
 
         Args:
-            to: path or URL of the new store; it must not exist.
+            to: path or URL of the new store, which must not exist yet.
             name: name of the fork.
-            set: field of a state, `"agent.field.inner"`, → new JSON value of the declared type. The store must have been opened with the fleet.
-            inputs: treatment of inputs that the agents have not consumed: "copy" copies them.
-            live: whether the fork may do effects.
-            again: first remove the remains of an unfinished fork at `to`. No other process may be writing to that location.
+            set: mapping from fields of states, such as `"agent.field.inner"`, to new values of the declared types, as for JSON. The store
+                must have been opened with the fleet.
+            inputs: whether to "copy" or "drop" inputs that the agents have not consumed.
+            live: whether the fork may perform effects.
+            again: whether to first remove an unfinished fork at `to`. No other process may be writing there.
 
         Raises:
-            UsageError: a field is missing or of another type, `to` exists, or the fleet has another protocol.
-            EncodingError: a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
-            DamagedDataError: data of the snapshot is damaged.
-            StoreError: reading or writing a store failed.
+            UsageError: If a field does not exist or a value has the wrong type, `to` exists, or the fleet's protocol differs from the
+                snapshot's.
+            EncodingError: If the store was opened with a fleet, and a class is missing or a state cannot be migrated to the version of its
+                class.
+            DamagedDataError: If data of the snapshot is damaged.
+            StoreError: If reading or writing a store failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
         request = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
@@ -209,7 +213,8 @@ class Snapshot:
 
     @functools.cached_property
     def channels(self) -> dict[tuple[str, str], tuple[TransitMessage, ...]]:
-        """Mapping from (sender, receiver) to the messages in transit, in order. Channels without such messages are omitted."""
+        """Mapping from (sender, receiver) to the messages in transit on that channel, in order. Channels without messages in transit are
+        omitted."""
         by_channel: dict[tuple[str, str], tuple[TransitMessage, ...]] = {}
         for agent in self.agents.values():
             by_channel |= {(sender, agent.agent): messages for sender, messages in agent.channels.items()}
@@ -217,23 +222,23 @@ class Snapshot:
 
     @functools.cached_property
     def in_transit(self) -> tuple[TransitMessage, ...]:
-        """All messages that were sent and not consumed, in channels and in outboxes."""
+        """All messages in channels and outboxes, which have been sent but not consumed."""
         parked = [message for agent in self.agents.values() for message in agent.outbox]
         return (*(message for messages in self.channels.values() for message in messages), *parked)
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """Messages that could not be handled: the newest ones of each agent, oldest first."""
+        """The newest dead letters of each agent, with the oldest first."""
         return tuple(dead_letter for agent in self.agents.values() for dead_letter in agent.dead_letters)
 
     @functools.cached_property
     def pending_timers(self) -> tuple[PendingTimer, ...]:
-        """Timers that had not fired."""
+        """Timers of all agents that have not fired."""
         return tuple(timer for agent in self.agents.values() for timer in agent.pending_timers)
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents whose creation was requested and not granted yet."""
+        """Agents whose spawn requests have not been granted yet."""
         return tuple(spawn for agent in self.agents.values() for spawn in agent.pending_spawns)
 
     def __repr__(self) -> str:
@@ -244,19 +249,21 @@ class Snapshot:
 
 
 class SavedAgent:
-    """One agent inside a snapshot.
+    """One agent as saved in a snapshot.
 
     Attributes:
         agent: the agent's id.
         kind: class of the agent, as "module:Class".
-        host, incarnation: host and incarnation of the agent.
-        number: number of the checkpoint, over all incarnations.
-        is_unborn: the creation message is in transit, so the agent has no state yet.
-        is_started: `on_start` has run.
-        is_leaving: `ctx.stop()` was called.
-        state_type, state_version, state_fields: the state's type name, its version, and field → declared type.
-        sent, received: agent → number of the last message sent to that agent, and of the last message consumed from it.
-        dead_letter_count: number of all dead letters, without those that were retried and handled; `dead_letters` contains the newest ones.
+        host, incarnation: host on which the agent ran, and number of its incarnation.
+        number: number of the agent's checkpoint, counted over all its incarnations.
+        is_unborn: whether the creation message is still in transit. The agent then has no state yet.
+        is_started: whether `on_start` has run.
+        is_leaving: whether the agent has called `ctx.stop()`.
+        state_type, state_version, state_fields: the name of the state's type, the state's version, and a mapping from fields to declared
+            types.
+        sent, received: mappings from each other agent to the sequence number of the last message sent to it, and of the last message
+            consumed from it.
+        dead_letter_count: total number of dead letters, without dead letters that a retry handled. `dead_letters` contains only the newest.
     """
 
     def __init__(
@@ -283,15 +290,15 @@ class SavedAgent:
 
     @functools.cached_property
     def state(self) -> Any:
-        """State of the agent, as an object of the fleet's class, migrated if needed. Without a fleet or such a class, the state is returned
-        as plain values.
+        """State of the agent as an object of the class in the fleet, migrated if necessary. Without a fleet or the class, the state
+        consists of plain values.
 
         The state is None if the agent is unborn.
 
         Raises:
-            DamagedDataError: data of the state is damaged.
-            EncodingError: the state does not decode as its class declares: open the store without the fleet.
-            UsageError: the state holds an array or tensor, and NumPy or torch is not installed.
+            DamagedDataError: If data of the state is damaged.
+            EncodingError: If the state does not decode as the type that its class declares. Then open the store without the fleet.
+            UsageError: If the state contains an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
             return None
@@ -300,10 +307,12 @@ class SavedAgent:
         return restored(self._fleet, self._checkpoint, self._contents()).state
 
     def state_as(self, declared: type[_State], *, allow_pickle: bool = False) -> _State:
-        """Return the state as an object of `declared`, a struct or dataclass. `allow_pickle`: load pickles, which runs their code.
+        """Return the state as an object of `declared`, a struct or dataclass. With `allow_pickle`, pickles are loaded, which runs code from
+        them.
 
         Raises:
-            EncodingError: the state does not decode as `declared`; other errors as for `state`.
+            EncodingError: If the state does not decode as `declared`.
+            DamagedDataError, UsageError: For the same reasons as `state`.
         """
         decoder = state_decoder(declared, allow_pickle=allow_pickle)
         state: _State = decoder.restore(self._checkpoint.state, self._checkpoint.parts, self._contents()).state
@@ -313,14 +322,14 @@ class SavedAgent:
         """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays in other fields are not read.
 
         Raises:
-            NotFoundError: there is no such field; the message lists the existing ones.
-            DamagedDataError, UsageError: as for `state`.
+            NotFoundError: If there is no such field. The message lists the fields that exist.
+            DamagedDataError, UsageError: For the same reasons as `state`.
         """
         return plain_value(find_field(self._tree, path))
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[TransitMessage, ...]]:
-        """Mapping from a sender to its messages in transit to this agent, in order. Senders without such messages are omitted."""
+        """Mapping from senders to their messages in transit to this agent, in order. Senders without messages in transit are omitted."""
         by_channel: dict[str, list[TransitMessage]] = {}
         for message in messages_to(self._checkpoint, self._decode):
             by_channel.setdefault(message.sender, []).append(message)
@@ -328,28 +337,28 @@ class SavedAgent:
 
     @functools.cached_property
     def outbox(self) -> tuple[TransitMessage, ...]:
-        """Messages in the agent's outbox, which have no number yet."""
+        """Messages in the agent's outbox, which have no sequence numbers yet."""
         return tuple(messages_parked(self._checkpoint, self._decode))
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The newest messages that the agent could not handle, oldest first."""
+        """The agent's newest dead letters, with the oldest first."""
         return tuple(dead_letters(self._checkpoint, self._decode))
 
     @functools.cached_property
     def pending_timers(self) -> tuple[PendingTimer, ...]:
-        """Timers of the agent that had not fired."""
+        """Timers of the agent that have not fired."""
         return tuple(pending_timers(self._checkpoint, self._decode))
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents whose creation this agent had requested and that had not been granted."""
+        """Agents that this agent wants to spawn, but whose spawn requests have not been granted yet."""
         return tuple(pending_spawns(self._checkpoint))
 
     def describe(self, *, reads_parts: bool = True) -> object:
-        """Return the state for display: the first values of arrays, the first and last records of histories.
+        """Return the state for display, with the first values of arrays, and the first and last records of histories.
 
-        With `reads_parts=False`, only the size of large parts outside the state's record is shown.
+        With `reads_parts=False`, large arrays and histories are not read, and only their type and size are shown.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 
@@ -369,7 +378,7 @@ class SavedAgent:
 
 
 class _Agents(Mapping[str, SavedAgent]):
-    """Agents of a snapshot; reads an agent's checkpoint each time it is accessed."""
+    """Agents of a snapshot. An agent's checkpoint is read each time the agent is accessed."""
 
     def __init__(self, store: Store, manifest: Manifest, fleet: Fleet | None) -> None:
         self._store, self._manifest, self._fleet = store, manifest, fleet
@@ -377,7 +386,7 @@ class _Agents(Mapping[str, SavedAgent]):
         self._read_parts = store.part_reader(manifest).read
 
     def __getitem__(self, agent: str) -> SavedAgent:
-        """Return an agent. NotFoundError: the snapshot has no such agent; DamagedDataError: its checkpoint is damaged."""
+        """Return an agent. Raise NotFoundError if the snapshot has no such agent, or DamagedDataError if its checkpoint is damaged."""
         line = self._lines.get(agent)
         if line is None:
             raise NotFoundError(

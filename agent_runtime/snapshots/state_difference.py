@@ -1,17 +1,19 @@
-"""Changes between two states, field by field, as a bounded list.
+"""Lists the changes between two states, field by field, up to a limit.
 
-Both states are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). The two trees are walked together: dicts
-by key, lists and histories record by record.
+Both states are trees that contain plain values and saved arrays, histories and blobs (`saved_values.py`). The two trees are compared node
+by node: dicts by key, and lists and histories record by record.
 
-Records are first paired with equal ones, so that one record dropped from the front does not make all others "edited". Among equal records the first
-is paired with the first, the second with the second, and so on. The longest chain of pairs in order is kept (as in patience diff, O(n log n)).
-Records between two pairs were edited, inserted or dropped; records after the last pair were appended.
+Records are first paired with equal records of the other list, so that removing the first record does not make all later records "edited".
+If a record occurs several times, its first occurrences are paired, then its second occurrences, and so on. Then the longest subsequence of
+pairs with ascending positions is kept (as in patience diff, O(n log n)). Records between two pairs count as edited, inserted or dropped,
+and records after the last pair as edited, dropped or appended.
 
-For a changed array, tensor or blob, the list gives the number, place and size of the changes. Arrays with chunks of equal size are compared
-by digest. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN equals itself.
-Without NumPy the largest change is not reported.
+For a changed array, tensor or blob, the list shows the number, position and size of the changes. Arrays whose chunks have the same size are
+compared by the chunks' digests. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes, so -0.0 differs from
+0.0, and a NaN equals itself. Without NumPy the largest change is not reported.
 
-Output is bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; long values are truncated.
+The output is bounded: at most `DIFFERENCES_MAX` changes are shown for each agent, and further changes are only counted. Long values are
+truncated.
 """
 
 import bisect
@@ -26,17 +28,17 @@ from snapline.storage.capture.saved_values import Content, SavedArray, SavedByte
 from snapline.storage.packs.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20
-"""Number of bytes read and compared at a time on each side, which bounds the memory used."""
+"""Number of bytes that are read and compared at a time for each state, which limits memory use."""
 
 
 class ArrayDifference(msgspec.Struct):
-    """Changes between two arrays of one type and shape.
+    """Changes between two arrays of the same type and shape.
 
     Attributes:
-        elements: number of elements.
+        elements: number of elements in each array.
         changed: number of elements that differ.
         first, last: index in C order of the first and the last element that differs.
-        largest: largest absolute change; None if unknown (not numeric, no NumPy, or NaN).
+        largest: largest absolute change of an element, or None if it is unknown (not numeric, no NumPy, or NaN).
     """
 
     elements: int
@@ -47,7 +49,7 @@ class ArrayDifference(msgspec.Struct):
 
 
 class BytesDifference(msgspec.Struct, frozen=True):
-    """A replacement of `removed` bytes at `offset` by `added` bytes; everything before and after is equal."""
+    """A replacement of `removed` bytes at `offset` by `added` bytes. All bytes before and after it are equal."""
 
     offset: int
     removed: int
@@ -55,10 +57,10 @@ class BytesDifference(msgspec.Struct, frozen=True):
 
 
 def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
-    """Compare two arrays of one dtype and shape.
+    """Compare two arrays of the same dtype and shape.
 
     Raises:
-        DamagedDataError: a chunk is damaged.
+        DamagedDataError: If a chunk is damaged.
     """
     count = 1
     for length in before.shape:
@@ -73,10 +75,10 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
 
 
 def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
-    """Compare two blobs; return None if they are equal. The function reads only the first and the last differing chunk on each side.
+    """Compare two blobs, and return None if they are equal. At most the first and the last differing chunks of each blob are read.
 
     Raises:
-        DamagedDataError: a chunk is damaged.
+        DamagedDataError: If a chunk is damaged.
     """
     if before.part is None or after.part is None:
         return _compare_bytes(before.whole(), after.whole())
@@ -94,7 +96,7 @@ def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
 def _narrowed(
     before: Content, after: Content, old: list[ChunkReference], new: list[ChunkReference], offset: int
 ) -> BytesDifference | None:
-    """Determine the exact bytes of the difference, from the chunks at its two ends."""
+    """Determine the exact position and size of the difference from the chunks at its two ends."""
     sizes = [sum([chunk.size_bytes for chunk in side]) for side in (old, new)]
     if not old or not new:
         return BytesDifference(offset, *sizes)
@@ -121,7 +123,7 @@ def _compare_bytes(old: memoryview, new: memoryview) -> BytesDifference | None:
 
 
 def _common(first: Any, second: Any) -> int:
-    """Return the length of the common prefix of two sequences. The search bisects, since slices compare fast."""
+    """Return the length of the common prefix of two sequences. A binary search is used, since comparing slices is fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -133,12 +135,12 @@ def _common(first: Any, second: Any) -> int:
 
 
 def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Yield offset, old bytes and new bytes of all ranges that may differ."""
+    """Yield the offset, old bytes and new bytes of each range that may differ."""
     old, new = before.part, after.part
     if old is None or new is None or not old.chunk_bytes or old.chunk_bytes != new.chunk_bytes:
         yield 0, before.whole(), after.whole()
         return
-    if old.chunk_bytes % item_bytes:  # An element crosses a chunk boundary.
+    if old.chunk_bytes % item_bytes:  # elements cross chunk boundaries
         if old.digests != new.digests:
             yield 0, before.whole(), after.whole()
         return
@@ -153,7 +155,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
 
 
 def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive pairs that differ, with at most `most` pairs each."""
+    """Yield start and end of each run of consecutive pairs that differ. A run contains at most `most` pairs."""
     first = 0
     while first < len(pairs):
         if pairs[first][0].digest == pairs[first][1].digest:
@@ -167,7 +169,7 @@ def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> I
 
 
 def _compare(found: ArrayDifference, dtype: str, item_bytes: int, start: int, old: memoryview, new: memoryview) -> None:
-    """Add the differences between two runs of elements, the first of which has index `start`."""
+    """Add the differences between two runs of elements. `start` is the index of their first element."""
     if importlib.util.find_spec("numpy") is None:
         changed = [
             place
@@ -198,7 +200,8 @@ def _add(found: ArrayDifference, start: int, count: int, ends: tuple[int, int], 
 
 
 def _largest(dtype: str, old: Any, new: Any) -> int | float | None:
-    """Return the largest absolute change between rows of bytes; integers exactly."""
+    """Return the largest absolute change between two arrays of elements given as rows of bytes, or None if it is unknown. For integers it
+    is exact."""
     import numpy
 
     before, after = _numbers(dtype, old), _numbers(dtype, new)
@@ -215,7 +218,7 @@ def _largest(dtype: str, old: Any, new: Any) -> int | float | None:
 
 
 def _numbers(dtype: str, rows: Any) -> Any:
-    """Return the numbers in rows of bytes; None if the rows contain no numbers."""
+    """Decode rows of bytes as numbers. Return None if `dtype` is not a numeric type."""
     import numpy
 
     data = rows.tobytes()
@@ -229,30 +232,31 @@ def _numbers(dtype: str, rows: Any) -> Any:
 
 
 DIFFERENCES_MAX = 50
-"""Largest number of changes shown for one agent: more than a person reads. Other changes are counted."""
+"""Largest number of changes shown for one agent, which is more than a person reads. Further changes are only counted."""
 
 RECORDS_SHOWN = 3
-"""Largest number of records shown of each kind of change in a list or history."""
+"""Largest number of records shown for each kind of change in a list or history."""
 
 TEXT_MAX = 300
 """Largest number of characters shown of a text."""
 
 ITEMS_MAX = 20
-"""Largest number of items shown of a dict or list inside another value."""
+"""Largest number of items shown of one dict or list."""
 
 DEPTH_SHOWN = 4
-"""Largest number of levels shown of a value."""
+"""Largest number of nesting levels shown of a value."""
 
 DEPTH_MAX = 100
-"""Largest number of levels walked, since Python's stack has 1,000 frames. Deeper values are compared as a whole."""
+"""Largest number of nesting levels that are compared one by one, since Python's stack is limited to 1,000 frames. Deeper values are
+compared as a whole."""
 
 
 class StateChanges:
-    """Collects changes up to a limit; each change is a dict with `path`, `change` and details.
+    """Collects changes up to a limit. Each change is a dict with `path`, `change` and details.
 
     Attributes:
-        shown: the first changes.
-        more: number of changes not shown.
+        shown: the first changes, up to the limit.
+        more: number of further changes.
     """
 
     def __init__(self, most: int = DIFFERENCES_MAX) -> None:
@@ -264,7 +268,7 @@ class StateChanges:
         return bool(self.shown)
 
     def add(self, path: str, change: str, **fields: object) -> None:
-        """Add one change."""
+        """Add one change, or only count it if the limit is reached."""
         if len(self.shown) < self._most:
             self.shown.append({"path": path, "change": change, **fields})
         else:
@@ -272,10 +276,10 @@ class StateChanges:
 
 
 def compare(before: object, after: object, changes: StateChanges, path: str = "", depth: int = 0) -> None:
-    """Walk two values, and add their differences.
+    """Compare two values recursively, and add their differences to `changes`.
 
     Raises:
-        DamagedDataError: a chunk is damaged, or a history cannot be replayed.
+        DamagedDataError: If a chunk is damaged, or a history cannot be replayed.
     """
     if depth > DEPTH_MAX:
         if _identity(before) != _identity(after):
@@ -295,7 +299,7 @@ def compare(before: object, after: object, changes: StateChanges, path: str = ""
 
 
 def shown(value: object, depth: int = DEPTH_SHOWN) -> object:
-    """Return `value` for display and JSON, truncated if long."""
+    """Convert a value for display and JSON. Long values are truncated."""
     if isinstance(value, str):
         return value if len(value) <= TEXT_MAX else f"{value[: TEXT_MAX - 1]}…"
     if isinstance(value, bytes | bytearray | memoryview):
@@ -338,12 +342,12 @@ def _join(path: str, key: object) -> str:
 
 
 class _Alignment:
-    """Changes that lead from one list to another, as indexes.
+    """Changes that convert one list to another, given as indexes into the two lists.
 
     Attributes:
-        edited: pairs of indexes (before, after).
-        dropped: indexes before.
-        inserted, appended: indexes after.
+        edited: pairs of the index in the old list and the index in the new list.
+        dropped: indexes into the old list.
+        inserted, appended: indexes into the new list.
     """
 
     def __init__(self, before: Sequence[object], after: Sequence[object]) -> None:
@@ -366,7 +370,7 @@ class _Alignment:
 
 
 def _paired(before: Sequence[bytes], after: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return pairs of equal records in order. The number of pairs is the largest possible if no two records of one list are equal."""
+    """Return pairs of equal records with ascending positions. If no record occurs twice in a list, there is no larger set of such pairs."""
     front = 0
     while front < min(len(before), len(after)) and before[front] == after[front]:
         front += 1
@@ -380,8 +384,8 @@ def _paired(before: Sequence[bytes], after: Sequence[bytes]) -> list[tuple[int, 
 
 
 def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest subsequence whose first members increase."""
-    ends: list[int] = []  # the smallest first member that ends a chain of each length
+    """Return the longest subsequence of pairs whose first members increase."""
+    ends: list[int] = []  # for each length, the smallest first member that can end a chain
     holders: list[int] = []
     previous: list[int] = []
     for number, (i, _) in enumerate(pairs):
@@ -400,7 +404,7 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _compare_lists(
     before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
 ) -> None:
-    """Compare two lists: walk edited items, and show inserted and dropped items."""
+    """Compare two lists. Edited items are compared recursively, and inserted and dropped items are shown."""
     alignment = _Alignment(before, after)
     if not alignment.keeps_length:
         changes.add(path, "list", **_counts(alignment, before, after, with_edited=False))
@@ -461,7 +465,7 @@ def _compare_arrays(before: SavedArray, after: SavedArray, changes: StateChanges
 
 
 def _index(place: int, shape: Sequence[int]) -> list[int]:
-    """Return the index of an element along each axis."""
+    """Convert an element's index in C order to its index along each axis."""
     index: list[int] = []
     for length in reversed(shape):
         place, rest = divmod(place, length)
@@ -494,10 +498,11 @@ def _is_same(before: object, after: object) -> bool:
 
 
 def _identity(value: object) -> bytes:
-    """Return bytes that are equal for equal values. Saved arrays and similar values are compared by digest, without reading data."""
+    """Return bytes that are equal for equal values. Saved arrays, histories and blobs are represented by their digests, so their data is
+    not read."""
     try:
         return _identity_encoder.encode(value)
-    except TypeError:  # The encoder can sort only text keys.
+    except TypeError:  # the encoder can sort only text keys
         return _identity_encoder.encode(_with_sorted_keys(value))
 
 

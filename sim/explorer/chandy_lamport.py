@@ -1,43 +1,48 @@
-"""Chandy and Lamport's plain snapshot algorithm, with fixed channels and markers only.
+"""Chandy and Lamport's plain snapshot algorithm, with fixed channels and without epoch stamps.
 
-Theory of operation
--------------------
-Problem: record one state per agent, and the messages in transit between those states, while the fleet continues to run.
-Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
+Theory of operation ------------------- Problem: record one state of each agent, and the messages in transit between
+these states, while the fleet continues to run. Model: crash-stop agents, reliable FIFO channels that are fixed before
+the run, atomic turns, no clocks.
 
-An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send. The
-agent then records the messages that arrive on every incoming channel until marker k arrives on that channel. The first
-marker of an unknown k starts k at the receiver. That marker's own channel is closed as empty, because earlier messages were
-received before the record. When every incoming channel is closed, the agent's part of the snapshot is complete.
+An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send.
+After that, for each incoming channel, the agent records the messages that arrive until marker k arrives on the channel.
+The first marker with an unknown k starts snapshot k at the receiver. The state of the channel on which this marker
+arrived is empty, because all earlier messages were received before the agent recorded its state. When marker k has
+arrived on every incoming channel, the agent's part of the snapshot is complete.
 
-Correctness: a message that left before the sender's record is ahead of the marker on its FIFO channel. So the receiver either
-consumed the message before its own record, or records the message before the marker closes the channel (G2). A message that
-left after the sender's record is behind the marker, so its receiver has recorded its state before the message arrives (G1).
+Correctness: if a message is sent before its sender records its state, the message is ahead of the marker on the FIFO
+channel. So the receiver either consumes the message before it records its own state, or records the message before the
+marker arrives (G2). If a message is sent after its sender has recorded its state, the message is behind the marker. So
+its receiver has recorded its state before the message arrives (G1).
 
-All state is stored by the snapshot's id. Ids are independent and unordered: an agent may record 5 before 4, and a message
-may belong to several snapshots. If several requests or markers start the same id, the first one counts.
+The agent's data is stored separately for each snapshot id. Ids are independent and unordered: an agent may record
+snapshot 5 before snapshot 4, and a message may belong to several snapshots. If several requests or markers would start
+the same snapshot, only the first has an effect.
 
-Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM
-TOCS 3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots may be open at once,
-distinguished by id, and an agent may receive more than one request to start an id.
+Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM TOCS
+3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots, distinguished by their ids,
+may be open at once, and an agent may receive more than one request to start the same snapshot.
 
-Invariants (see `validate`): every recorded, incomplete snapshot has at least one open channel; each incoming channel is
-either open or closed in it, never both; only the id of a complete snapshot is kept.
+Invariants (see `validate`): a snapshot that is recorded but incomplete has at least one open channel. In such a
+snapshot, each incoming channel is either open or closed, never both. Of a complete snapshot, only the id is kept.
 
 The caller's duties:
 
-1. Execute the commands in order, and before any send of a later turn. *Safety depends on this rule:* a send that overtakes
-   the marker becomes an orphan.
-2. Pass each message to the core first, then to the agent: a message counts as received when the core has returned.
+1. Execute the commands in order, and before any send in a later turn. *Safety depends on this rule:* a message that
+   overtakes the marker becomes an orphan.
+2. Pass each message first to the core and then to the agent. A message counts as received when the core has returned.
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
-4. Ensure that every agent learns of a snapshot: by markers if channels reach the agent, otherwise by `SnapshotStarted`.
+4. Ensure that every agent learns of each snapshot: by markers if channels lead to the agent, otherwise by
+   `SnapshotStarted`.
 
-Not covered: channels opened later, and agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers both.
-This core is the reference: it is explored and scripted, and its executions are compared with published ones.
+The algorithm does not cover channels that are opened later, or agents that join or leave. `protocols/epoch_stamped.py`,
+which real fleets run, covers both. This core serves as a reference: it is used in explorations and scripts, and its
+executions are compared with published executions.
 
-`PlainModel` is the explorer's model of a fleet under this algorithm. Channels form a full mesh. A message is passed to the core and
-consumed in one step. An agent sends its markers in the step in which it records its state. Any agent may be the first to receive
-the announcement of an epoch. Agents report complete records at once.
+`PlainModel` is the explorer's model of a fleet that runs this algorithm. There is a channel from every agent to every
+other agent. A message is passed to the core and consumed in one step. An agent sends its markers in the same step in
+which it records its state. Any agent may be the first to receive the announcement of an epoch. An agent reports its
+part of a snapshot as soon as the part is complete.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,35 +55,40 @@ from snapline.sim.explorer.epoch_model import EpochModel, EpochNode, MarkerItem,
 from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of, validated_image
 
 SNAPSHOTS_OPEN_MAX = 1_024
-"""Maximum number of incomplete snapshots of an agent. Usually there are at most ten; a thousand indicates that markers are lost."""
+"""Maximum number of incomplete snapshots per agent. Usually there are at most ten; a thousand indicates that markers
+are being lost.
+"""
 
 SNAPSHOTS_REMEMBERED_MAX = 65_536
-"""Number of complete ids that are kept, so that a late request or marker of the same id is recognised. A request or
-marker that arrives 65,536 snapshots late would record the id a second time."""
+"""Number of complete snapshots whose ids are kept, so that a late request or marker for such a snapshot is recognised.
+A request or marker that arrives 65,536 snapshots late would start the snapshot a second time.
+"""
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Request to start `snapshot`, or notice that it has started. Has no effect if this agent has recorded the snapshot."""
+    """Request to start `snapshot`, or notice that `snapshot` has started elsewhere. Has no effect if this agent has
+    already started the snapshot.
+    """
 
     snapshot: int
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message arrived on the channel from the agent `channel`; the turn that consumes it follows."""
+    """A message has arrived on the channel from the agent `channel`. The agent consumes it after this event."""
 
     channel: str
     payload: bytes
 
 
 class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The marker of `snapshot` arrived on the channel from the agent `channel`."""
+    """The marker of `snapshot` has arrived on the channel from the agent `channel`."""
 
     channel: str
     snapshot: int
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's state now, as the agent's part of `snapshot`."""
+    """Capture the agent's state now. The state becomes part of `snapshot`."""
 
     snapshot: int
 
@@ -91,7 +101,9 @@ class SendMarker(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CompleteSnapshot(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Report the agent's part as complete. Every incoming channel is closed and has an entry in `channel_states`, which may be empty."""
+    """Report that the agent's part of `snapshot` is complete. `channel_states` maps each incoming channel to its
+    recorded messages, which may be none.
+    """
 
     snapshot: int
     channel_states: dict[str, tuple[bytes, ...]]
@@ -104,7 +116,7 @@ ChannelStates = tuple[tuple[str, tuple[bytes, ...]], ...]
 
 
 class ChandyLamportImage(msgspec.Struct, frozen=True):
-    """Hashable image of a core. Each entry of `snapshots` is (id, open channel states, closed channel states)."""
+    """Hashable image of a core. Each entry in `snapshots` is (id, states of open channels, states of closed channels)."""
 
     agent: str
     incoming: tuple[str, ...]
@@ -117,8 +129,9 @@ class _Recording:
     """A snapshot that is recorded but incomplete.
 
     Attributes:
-        open: messages since the record, in order, for each incoming channel whose marker has not arrived.
-        closed: final channel state of each incoming channel whose marker has arrived.
+        open: for each incoming channel on which the marker has not arrived, the messages that arrived since the agent
+            recorded its state, in order.
+        closed: final state of each incoming channel on which the marker has arrived.
     """
 
     __slots__ = ("closed", "open")
@@ -129,14 +142,14 @@ class _Recording:
 
 
 class ChandyLamportCore:
-    """Core of one agent for plain Chandy-Lamport snapshots. The core is not thread-safe and does no I/O.
+    """Core of one agent that takes plain Chandy-Lamport snapshots. The core is not thread-safe and does no I/O.
 
     Attributes:
         agent: id of the agent, for error messages.
-        incoming: agents at the other ends of the incoming channels, in ascending order; fixed.
-        outgoing: agents at the other ends of the outgoing channels, in ascending order; markers are sent in this order.
-        _recordings: incomplete snapshots by id, in the order in which they were recorded.
-        _complete: ids of complete snapshots, oldest first; at most SNAPSHOTS_REMEMBERED_MAX.
+        incoming: agents at the other ends of the incoming channels, in ascending order. The channels never change.
+        outgoing: agents at the other ends of the outgoing channels, in ascending order. Markers are sent in this order.
+        _recordings: incomplete snapshots by id, in the order in which they were started.
+        _complete: ids of complete snapshots, oldest first. At most SNAPSHOTS_REMEMBERED_MAX ids are kept.
     """
 
     __slots__ = ("_complete", "_recordings", "agent", "incoming", "outgoing")
@@ -149,10 +162,11 @@ class ChandyLamportCore:
         self._complete: dict[int, None] = {}
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event, and return the commands to execute, in order.
+        """Handle an event, and return the commands to execute, in order.
 
         Raises:
-            ProtocolError: an unknown channel, a second marker of one id on one channel, or too many open snapshots.
+            ProtocolError: If the channel is unknown, if a second marker of the same snapshot arrives on the same
+                channel, or if too many snapshots are open.
         """
         match event:
             case MessageReceived():
@@ -195,14 +209,14 @@ class ChandyLamportCore:
             )
 
     def _start(self, snapshot: int) -> list[Command]:
-        """Record the state, and send the markers before any other message (the marker-sending rule)."""
+        """Record the state, and send the markers before any later message (the marker-sending rule)."""
         if len(self._recordings) >= SNAPSHOTS_OPEN_MAX:
             raise ProtocolError(f"{self.agent} has {SNAPSHOTS_OPEN_MAX} snapshots open; end some before {snapshot}")
         self._recordings[snapshot] = _Recording(self.incoming)
         return [RecordState(snapshot), *(SendMarker(channel, snapshot) for channel in self.outgoing)]
 
     def _record_message(self, channel: str, payload: bytes) -> None:
-        """Add a message to every snapshot in which the message's channel is open."""
+        """Record a message in every snapshot in which the message's channel is open."""
         for recording in self._recordings.values():
             messages = recording.open.get(channel)
             if messages is not None:
@@ -226,7 +240,7 @@ class ChandyLamportCore:
         """Check every invariant.
 
         Raises:
-            AssertionError: an invariant does not hold, which is a bug of this core.
+            AssertionError: If an invariant is violated, which is a bug in this core.
         """
         channels = set(self.incoming)
         assert len(channels) == len(self.incoming), f"{self.agent}: an incoming channel is named twice"
@@ -252,7 +266,7 @@ class ChandyLamportCore:
 
     @classmethod
     def restore(cls, image: ChandyLamportImage) -> Self:
-        """Return a core with exactly the state in the image."""
+        """Return a core whose state is exactly the state in the image."""
         core = cls(image.agent, incoming=image.incoming, outgoing=image.outgoing)
         for snapshot, open_states, closed_states in image.snapshots:
             recording = _Recording(())
@@ -267,7 +281,7 @@ class ChandyLamportCore:
 
 
 class PlainModel(EpochModel):
-    """Model of a fleet under plain Chandy-Lamport."""
+    """Model of a fleet that runs the plain Chandy-Lamport algorithm."""
 
     def __init__(self, bounds: Bounds, core_type: type[ChandyLamportCore] = ChandyLamportCore) -> None:
         self.core_type = core_type
@@ -313,7 +327,7 @@ class PlainModel(EpochModel):
         return self.consume(node, sender, item), outputs
 
     def feed(self, agent: int, node: EpochNode, event: msgspec.Struct) -> tuple[EpochNode, Outputs]:
-        """Pass an event to the core and execute the commands that it returns."""
+        """Pass an event to the agent's core, and execute the commands that the core returns."""
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
         outputs: Outputs = ()
@@ -335,7 +349,9 @@ class PlainModel(EpochModel):
         raise AssertionError(f"an unknown command {command}")
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
-        """Report at once. Delays need not be modelled: until the last report, the epoch is open and a crash rolls all agents back."""
+        """Report the agent's part of the snapshot at once. Delayed reports need not be modelled: until the last report
+        arrives, the epoch is open, and a crash rolls all agents back.
+        """
         ledger = next(record.ledger for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

@@ -1,22 +1,23 @@
-"""Cuts, recovery lines and useless checkpoints, computed by definition: every cut is examined.
+"""Computes cuts, recovery lines and useless checkpoints directly from their definitions, by examining every cut.
 
-Theory of operation
--------------------
-An agent's *ledger* is its application's state, independent of the protocol: the number of messages sent to each receiver, and the
-identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a
-rollback, so the ledgers are compared immediately at the recovery, before a new message can have an old number.
+Theory of operation ------------------- An agent's *ledger* is its application's state, which does not depend on the
+protocol: the number of messages sent to each receiver, and the identities of the messages consumed, in order. A
+message's identity is (sender, receiver, number). Numbers are reused after a rollback. So the ledgers are compared right
+after the recovery, before a new message can have an old number.
 
-A *column* holds one agent's ledger at each of its checkpoints and, as the last entry, its current ledger. Two entries of two
-columns are *consistent* if neither has consumed a message that the other has not sent. A cut is consistent iff its entries
-are pairwise consistent. So one table of bits describes two agents, and one table for each pair describes a fleet. Tables are
-numbered; the numbers of the tables of all pairs form the *relation* of a state. There are far fewer relations than states,
-so properties over all cuts are computed only once per relation.
+A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger.
+Two entries in different columns are *consistent* if neither includes the receipt of a message that the other has not
+sent. A cut is consistent iff its entries are pairwise consistent. So a table of bits describes two agents, and one
+table for each pair of agents describes a fleet. Tables are numbered. The numbers of the tables for all pairs form the
+*relation* of a state. There are far fewer relations than states, so properties over all cuts are computed only once per
+relation.
 
-G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including live
-states) in either direction, some consistent cut contains both. If no checkpoint is useless, this is equivalent to "every
-Z-path has a causal twin". The reason: a Z-path without a twin, in either direction, would exclude the two entries from all
-cuts, and a causal path against a Z-path would close a Z-cycle. Causal paths come from true vector clocks, which ledgers and
-messages carry if the protocol promises RDT.
+G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including
+live states) in either direction, some consistent cut contains both entries. If no checkpoint is useless, this is
+equivalent to "every Z-path has a causal twin". The reason is as follows. A Z-path without a causal twin, in either
+direction, would mean that no consistent cut contains both entries. A causal path in the opposite direction of a Z-path
+would close a Z-cycle. Causal paths are computed from true vector clocks, which ledgers and messages carry if the
+protocol promises RDT.
 """
 
 import functools
@@ -36,16 +37,17 @@ ItemT = TypeVar("ItemT")
 Numbers = tuple[int, ...]
 
 _FLOW_BASE = 1 << 16
-"""Base of the digits of a flow. In an exploration, no agent sends half this number of messages."""
+"""Base of a flow's digits. In an exploration, no agent sends as many as half this number of messages."""
 
 
 class AgentLedger(NamedTuple):
-    """Actions of one agent's application so far (its ledger).
+    """An agent's ledger: what its application has done so far.
 
     Attributes:
-        sent: number of messages sent to each receiver; messages are numbered from 1.
+        sent: number of messages sent to each receiver. Messages are numbered from 1.
         consumed: numbers of the messages consumed from each sender, in order.
-        vector: for each agent the last interval in the causal past; -1 for none. The tuple is empty if vectors are not used.
+        vector: for each agent, the latest interval in the causal past, or -1 if there is none. The tuple is empty if
+            vectors are not used.
     """
 
     sent: Numbers
@@ -60,12 +62,12 @@ def empty_ledger(agents: int, agent: int, *, has_vector: bool = False) -> AgentL
 
 
 def with_sent(ledger: AgentLedger, to: int) -> AgentLedger:
-    """Return the ledger after one more message to `to` is sent."""
+    """Return the ledger after sending another message to `to`."""
     return ledger._replace(sent=raised(ledger.sent, to))
 
 
 def with_consumed(ledger: AgentLedger, sender: int, number: int) -> AgentLedger:
-    """Return the ledger after message `number` from `sender` is consumed."""
+    """Return the ledger after consuming message `number` from `sender`."""
     return ledger._replace(consumed=replaced(ledger.consumed, sender, (*ledger.consumed[sender], number)))
 
 
@@ -83,14 +85,16 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 
 
 def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
-    """Return a number with one digit per channel of an agent: messages sent minus messages consumed, in transit or waiting.
+    """Return a number that has one digit for each of an agent's channels: the messages sent minus the messages that
+    were consumed, are in transit, or wait for a turn.
 
-    Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more messages than any agent sends.
+    Summed over all agents, every digit must be 0 (G3). If a channel's message numbers are not 1, 2, 3, …, they count as
+    more messages than any agent sends.
 
     Args:
-        agent: index of the agent.
-        ledger: ledger of the agent.
-        waiting: for each sender the numbers of the messages that are in transit to the agent or wait for a turn.
+        agent: the agent's index.
+        ledger: the agent's ledger.
+        waiting: for each sender, the numbers of the messages that are in transit to the agent or wait for a turn.
     """
     count, flow = len(ledger.sent), 0
     for other in range(count):
@@ -104,7 +108,9 @@ def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -
 def describe_flow(
     names: Sequence[str], ledgers: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
 ) -> str:
-    """Describe the first channel with wrong contents. `waiting` holds message numbers by receiver and sender."""
+    """Describe the first channel with wrong contents, or return "" if there is none. `waiting` contains the numbers of
+    messages in transit or waiting, by receiver and sender.
+    """
     for sender, ours in enumerate(ledgers):
         for receiver, theirs in enumerate(ledgers):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])
@@ -122,16 +128,19 @@ Column = tuple[AgentLedger, ...]
 Cut = tuple[int, ...]
 
 Relation = tuple[int, ...]
-"""Numbers of the tables of all pairs of agents."""
+"""Numbers of the tables for all pairs of agents."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation of two columns: for each entry of the first column, bit masks over the entries of the second column.
+    """Relation between two columns: for each entry in the first column, bit masks over the entries in the second
+    column.
 
     Attributes:
-        width: number of entries of the second column.
-        consistent: for each entry, the entries that are consistent with it.
-        concurrent: for each entry, the entries that no causal path connects with it; all 0 if vectors are not used.
+        width: number of entries in the second column.
+        consistent: for each entry in the first column, a mask of the entries in the second column that are consistent
+            with it.
+        concurrent: for each entry in the first column, a mask of the entries in the second column to which no causal
+            path connects it. All masks are 0 if vectors are not used.
     """
 
     width: int
@@ -140,13 +149,15 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Properties of one relation, computed from all cuts.
+    """Properties of a relation, computed from all cuts.
 
     Attributes:
         sizes: number of entries in each agent's column.
-        cuts: consistent cuts; each consists of the entries of all agents but the last, and a mask of the entries of the last.
-        useless: (agent, number) of every checkpoint that no consistent cut contains.
-        untracked: (agent, entry, agent, entry) of pairs that no causal path connects and no consistent cut contains.
+        cuts: the consistent cuts. Each item consists of entries of all agents except the last, and a mask of the last
+            agent's entries that complete a consistent cut.
+        useless: (agent, number) of each checkpoint that no consistent cut contains.
+        untracked: (agent, entry, agent, entry) of each pair of entries that no causal path connects and no consistent
+            cut contains.
     """
 
     sizes: tuple[int, ...]
@@ -156,10 +167,10 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class AllCuts:
-    """Tables, relations and judgements of the columns of one exploration.
+    """Tables and judgements for the columns that occur in one exploration.
 
     Attributes:
-        pairs: pairs of agents, in the order used in relations.
+        pairs: pairs of agents, in the order in which relations list them.
         columns, tables: all columns and tables seen so far.
         judgements: judgements by relation.
         lines: recovery lines by relation and failed agents.
@@ -174,7 +185,7 @@ class AllCuts:
         self._agents = agents
 
     def table(self, first: int, second: int, first_column: int, second_column: int) -> int:
-        """Return the number of the table of two agents and their columns."""
+        """Return the number of the table for two agents with these columns."""
         ours, theirs = self.columns.values[first_column], self.columns.values[second_column]
         ends = [(y.sent[first], max(y.consumed[first], default=0)) for y in theirs]
         consistent = [
@@ -204,7 +215,9 @@ class AllCuts:
         return Judgement(sizes, cuts, self._useless(sizes, together), self._untracked(tables, together))
 
     def _cuts(self, tables: dict[tuple[int, int], Table], sizes: tuple[int, ...]) -> list[tuple[Cut, int]]:
-        """Return the consistent cuts, built agent by agent by intersecting the masks of the entries chosen so far."""
+        """Return the consistent cuts. They are built agent by agent, by intersecting the masks of the entries chosen so
+        far.
+        """
         last = self._agents - 1
         prefixes: list[Cut] = [()]
         for agent in range(last):
@@ -241,12 +254,12 @@ class AllCuts:
         )
 
     def _line(self, relation: Relation, failed: tuple[int, ...]) -> Cut:
-        """Return the greatest consistent cut that contains no live states of the failed agents."""
+        """Return the greatest consistent cut that does not contain the failed agents' live states."""
         judgement = self.judgements[relation]
         tops = [size - 1 - (agent in failed) for agent, size in enumerate(judgement.sizes)]
         reachable = (2 << tops[-1]) - 1
         below = [
-            (*prefix, (mask & reachable).bit_length() - 1)  # only the highest entry can be in the maximum
+            (*prefix, (mask & reachable).bit_length() - 1)  # only the highest entry can be in the greatest cut
             for prefix, mask in judgement.cuts
             if mask & reachable and all(map(operator.le, prefix, tops))
         ]
@@ -256,7 +269,7 @@ class AllCuts:
 
 
 def _fitting(tables: dict[tuple[int, int], Table], prefix: Cut, agent: int, size: int) -> int:
-    """Return a mask of the entries of `agent` that are consistent with all of `prefix`."""
+    """Return a mask of the entries of `agent` that are consistent with all entries in `prefix`."""
     mask = (1 << size) - 1
     for other, place in enumerate(prefix):
         mask &= tables[other, agent].consistent[place]

@@ -1,24 +1,28 @@
-"""Model of fleets with epochs, which uses the real cores: the common part of the two Chandy-Lamport protocols.
+"""Model of a fleet with epochs, over the real cores. Contains the common part of the two Chandy-Lamport protocols, and
+the model of the epoch-stamped protocol.
 
-The coordinator begins a bounded number of epochs, announces each epoch to every agent (the announcement arrives later), and collects
-reports. An epoch is complete when its reports cover all agents and channels. The coordinator keeps the last complete cut: each agent's
-ledger (the explorer's ground truth) when the agent recorded its state, and each channel's state from the reports.
+The coordinator begins a bounded number of epochs, announces each epoch to every agent (the announcement arrives later),
+and collects the agents' reports. An epoch is complete when its reports cover all agents and channels. The coordinator
+keeps the cut of the last complete epoch. The cut contains each agent's ledger (the explorer's ground truth) when the
+agent recorded its state, and each channel's state from the reports.
 
-A crash at any moment rolls the whole fleet back to that cut, or to the beginning. Which agent crashes makes no difference. Recovery is one
-step: open epochs are aborted, messages of the older incarnation are dropped, cores are recreated, and each channel is filled with its state
-from the cut.
+A crash may happen at any moment. It rolls the whole fleet back to this cut, or to the initial state if no epoch is
+complete. It makes no difference which agent crashes. The recovery is one step: open epochs are aborted, messages of the
+older incarnation are dropped, cores are recreated, and each channel is filled with its state from the cut.
 
 The model checks, using the ledgers:
 
-- When an epoch completes: no orphan (G1), and the exact channel states, in order (G2).
-- In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
-- At the end of every run: each epoch that began has exactly one outcome, and nothing waits (G4, G10).
+- When an epoch completes, its cut contains no orphan (G1) and the exact channel states, in order (G2).
+- In every state, including states after a recovery, each channel contains exactly the messages sent and not consumed,
+  in order (G3).
+- At the end of every run, each epoch that began has exactly one outcome, and nothing is waiting (G4, G10).
 
-`StampedModel` models the protocol that fleets run, `protocols.epoch_stamped`, in which messages carry epochs as stamps. A message is
-consumed on arrival, unless the agent must first record its state; then the message waits in the mailbox, as duty 1 requires. (A waiting
-message that a turn could have consumed is equivalent to a message that is still in its channel.) Recording, sending markers, every report
-and every turn of a waiting message are separate steps, so that other steps may come in between. So later messages overtake a marker,
-messages of the coordinator are late, and reports are outdated. `chandy_lamport.PlainModel` models the plain algorithm.
+`StampedModel` models the protocol that fleets run, `protocols.epoch_stamped`, in which messages carry epochs as stamps.
+A message is consumed on arrival, unless the agent must record its state first. In that case, the message waits in the
+mailbox, as duty 1 requires. (A waiting message that a turn could have consumed is equivalent to a message that is still
+in its channel.) These are separate steps, between which other steps may happen: recording the state, sending the
+markers, each report, and each turn that consumes a waiting message. So later messages may overtake a marker, messages
+from the coordinator may be late, and reports may be outdated. `chandy_lamport.PlainModel` models the plain algorithm.
 """
 
 from abc import abstractmethod
@@ -68,14 +72,16 @@ from snapline.sim.explorer.state_search import (
 
 
 class MessageItem(NamedTuple):
-    """Message in transit or in a mailbox. `stamp` is 0 if the protocol has no stamps."""
+    """Message in transit or in a mailbox. If the protocol has no stamps, `stamp` is 0."""
 
     number: int
     stamp: int = 0
 
 
 class MarkerItem(NamedTuple):
-    """Marker in transit. The field `kind` comes first, because tuples compare by items and a marker must not equal a message."""
+    """Marker in transit. `kind` is the first field, because named tuples are compared item by item, and a marker must
+    never equal a message.
+    """
 
     kind: str
     epoch: int
@@ -86,7 +92,7 @@ Item = MessageItem | MarkerItem
 
 
 class MailboxItem(NamedTuple):
-    """Message in a mailbox."""
+    """Message that waits in a mailbox."""
 
     sender: int
     message: MessageItem
@@ -100,16 +106,16 @@ class Record(NamedTuple):
 
 
 class EpochNode(NamedTuple):
-    """State of one agent.
+    """State of an agent.
 
     Attributes:
-        core: number of the image of the agent's core.
+        core: number of the core's image.
         channels: items in transit to the agent, by sender.
-        words: messages of the coordinator that the agent has not handled.
+        words: messages from the coordinator that the agent has not handled yet.
         mailbox: messages that wait for a turn.
-        records: the agent's records for epochs that it has not ended.
-        unreported: epochs for which the agent has something new to report.
-        held: markers that are not yet sent, with their receivers.
+        records: the agent's records for epochs that have not ended for this agent.
+        unreported: epochs for which the agent must send a new report.
+        held: markers that have not been sent yet, with their receivers.
     """
 
     core: int
@@ -123,11 +129,11 @@ class EpochNode(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Report of an agent for an epoch.
+    """An agent's report for an epoch.
 
     Attributes:
         claim: the protocol's own report, which `is_whole` checks.
-        ledger: the explorer's ledger when the agent recorded its state; the coordinator does not read it.
+        ledger: the agent's ledger when the agent recorded its state. Only the explorer reads it, not the coordinator.
         in_transit: recorded channel states, by sender.
     """
 
@@ -139,14 +145,16 @@ class Report(NamedTuple):
 
 
 class ExploredEpoch(NamedTuple):
-    """Open epoch with the latest report of each agent."""
+    """Open epoch, with each agent's latest report."""
 
     epoch: int
     reports: tuple[Report | None, ...]
 
 
 class ExploredCut(NamedTuple):
-    """Cut of a complete epoch: `ledger` by agent, `in_transit` messages by receiver and sender."""
+    """Cut of a complete epoch. `ledger` contains the ledgers by agent, and `in_transit` the messages by receiver and
+    sender.
+    """
 
     epoch: int
     ledger: tuple[AgentLedger, ...]
@@ -154,7 +162,9 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """State of the coordinator. `ended` holds (epoch, whether it is complete) in the order in which epochs ended."""
+    """State of the coordinator. `ended` contains (epoch, whether the epoch is complete), in the order in which epochs
+    ended.
+    """
 
     begun: int
     crashes: int
@@ -183,11 +193,11 @@ class EpochModel(Model):
 
     @abstractmethod
     def cores_of(self, agent: int) -> CoreMemo[Any]:
-        """Return the memo of the agent's cores."""
+        """Return a memo for the agent's cores."""
 
     @abstractmethod
     def new_core(self, agent: int, begun: int) -> Any:
-        """Return the core of an agent that starts after `begun` epochs have begun."""
+        """Return the core of an agent that starts when `begun` epochs have begun."""
 
     @abstractmethod
     def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
@@ -195,19 +205,21 @@ class EpochModel(Model):
 
     @abstractmethod
     def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
-        """Execute a move of an agent."""
+        """Execute a move that an agent has proposed. Return the agent's next state and the outputs."""
 
     @abstractmethod
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        """Return whether the reports of all agents make an epoch complete."""
+        """Return whether an epoch is complete with these reports, one from each agent."""
 
     @abstractmethod
     def begin_message(self, epoch: int) -> msgspec.Struct:
-        """Return the message that the coordinator sends to the agents when an epoch begins."""
+        """Return the message that the coordinator sends to all agents when an epoch begins."""
 
     @abstractmethod
     def end_message(self, epoch: int) -> msgspec.Struct | None:
-        """Return the message that the coordinator sends when an epoch has ended, or None if it sends none."""
+        """Return the message that the coordinator sends to all agents when an epoch has ended, or None if there is no
+        such message.
+        """
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 
@@ -248,14 +260,14 @@ class EpochModel(Model):
         return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield a send to every other agent, as long as the agent may send more messages."""
+        """Yield a send to each other agent, unless the agent has reached its limit of messages."""
         if sum(node.ledger.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
                     yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
     def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield the receipt of each channel's first item, and of the coordinator's first message."""
+        """Yield the receipt of the first item in each channel, and of the first message from the coordinator."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
             if items:
@@ -267,12 +279,12 @@ class EpochModel(Model):
             yield ProposedMove(f"{name} hears {node.words[0]!r}", "hear")
 
     def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
-        """Return the first item of a channel, and the node without it."""
+        """Return the first item in a channel, and the node without this item."""
         items = node.channels[sender]
         return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
 
     def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
-        """Send a message, and return the sender's next state and the output."""
+        """Send a message. Return the sender's next state and the output."""
         message = MessageItem(node.ledger.sent[to] + 1, stamp)
         return node._replace(ledger=with_sent(node.ledger, to)), ((to, self.items.of((agent, message))),)
 
@@ -310,7 +322,7 @@ class EpochModel(Model):
         return self.coordinators.of(after), self._tell(self.end_message(report.epoch))
 
     def check_cut(self, reports: tuple[Report, ...]) -> None:
-        """Check G1 and G2 for a cut, using the ledger in the records."""
+        """Check G1 and G2 for the cut of an epoch, using the ledgers in the reports."""
         for sender, ours in enumerate(reports):
             for receiver, theirs in enumerate(reports):
                 sent = range(1, ours.ledger.sent[receiver] + 1)
@@ -352,7 +364,7 @@ class EpochModel(Model):
         return flow_of(agent, node.ledger, [self.in_transit_numbers(node, other) for other in self.agents])
 
     def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
-        """Return the numbers of one sender's messages in the mailbox and in the channel, in order."""
+        """Return the numbers of a sender's messages in the receiver's mailbox and in the channel, in order."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
         return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
 
@@ -390,7 +402,7 @@ class EpochModel(Model):
 
 
 class StampedModel(EpochModel):
-    """Model of a fleet under the epoch-stamped protocol."""
+    """Model of a fleet that runs the epoch-stamped protocol."""
 
     def __init__(self, bounds: Bounds, core_type: type[EpochStampedCore] = EpochStampedCore) -> None:
         self.core_type = core_type
@@ -523,7 +535,7 @@ class StampedModel(EpochModel):
 
 
 class HashableReport:
-    """Hashable wrapper of an `AgentReport`; equal reports make equal claims."""
+    """Hashable wrapper for an `AgentReport`. Wrappers of equal reports are equal."""
 
     __slots__ = ("_key", "report")
 

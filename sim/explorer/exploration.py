@@ -1,11 +1,12 @@
-"""Exploration of every possible run of a small fleet, for one protocol at a time (`explore`).
+"""Explores every possible run of a small fleet under one protocol (`explore`).
 
-The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define the steps of a fleet; `state_search` defines the
-search. Within the bounds, the search covers every order of sends, deliveries, records, decisions and crashes, over the production
-cores. Each model documents which actions it combines into one step, and why that loses no behaviour.
+The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define a fleet's steps, and `state_search`
+contains the search. Within the bounds, the search covers every order of sends, deliveries, records, decisions and
+crashes, with the production cores. Each model documents which actions it combines into one step, and why no behaviour
+is lost by that.
 
-Not modelled: links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join or leave, and
-interrupted recoveries.
+The models do not cover links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join
+or leave, and interrupted recoveries.
 """
 
 import time
@@ -26,7 +27,7 @@ from snapline.sim.result import Violation
 __all__ = ["EXPLORED", "PLAIN_CHANDY_LAMPORT", "Bounds", "Exploration", "explore"]
 
 PLAIN_CHANDY_LAMPORT = "chandy-lamport-plain"
-"""Name of the algorithm as published; no fleet uses this protocol."""
+"""Name of the Chandy-Lamport algorithm as published. No real fleet uses this protocol."""
 
 EXPLORED = (PLAIN_CHANDY_LAMPORT, *PROTOCOLS)
 """Protocols that `explore` supports."""
@@ -38,20 +39,21 @@ _MODELS: dict[str, ModelFactory] = {
     CHANDY_LAMPORT: StampedModel,
     KOO_TOUEG: RoundModel,
 }
-"""Models of the protocols that have no checkpointing rule."""
+"""Models of the protocols that do not have a checkpointing rule."""
 
 
 class Exploration(msgspec.Struct):
-    """Outcome of one exploration.
+    """Outcome of an exploration.
 
     Attributes:
-        states: number of distinct states reached.
-        transitions: number of steps between them.
-        depth: largest distance of a state from the start, in steps.
-        is_complete: whether all states within the bounds were reached.
-        violation: the first violation; its `t_ns` is the number of steps that lead to it.
-        path: a shortest sequence of steps that leads to a violation.
-        uses_digests: whether states were compared by digests, so that two states may have been confused. Currently always False.
+        states: number of distinct states that were reached.
+        transitions: number of steps between these states.
+        depth: largest distance, in steps, of a state from the initial state.
+        is_complete: whether all possible states within the bounds were reached.
+        violation: the violation that was found, or None. Its `t_ns` is the number of steps that lead to it.
+        path: shortest sequence of steps that leads to the violation.
+        uses_digests: whether states were compared by their digests, so that different states may have been taken for
+            the same. Currently always False.
     """
 
     protocol: str
@@ -67,15 +69,15 @@ class Exploration(msgspec.Struct):
 
 
 def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory | None = None) -> Exploration:
-    """Explore every run within `bounds`, until one violates a guarantee.
+    """Explore every possible run within `bounds`, until a run violates a guarantee.
 
     Args:
         protocol: one of `EXPLORED`.
-        bounds: limits of the fleet; by default three agents, one send each, one crash.
-        model: factory of the model that replaces the protocol's own model; for mutants.
+        bounds: limits of the fleet. By default, there are three agents that send one message each, and one crash.
+        model: factory for a model that replaces the protocol's own model. Used for mutants.
 
     Raises:
-        UsageError: the protocol is unknown.
+        UsageError: If the protocol is unknown.
     """
     limits = Bounds() if bounds is None else bounds
     began_s = time.process_time()
@@ -94,10 +96,10 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
 
 
 def model_of(protocol: str) -> ModelFactory:
-    """Return the factory that creates a protocol's model.
+    """Return a factory for the protocol's model.
 
     Raises:
-        UsageError: the protocol is unknown.
+        UsageError: If the protocol is unknown.
     """
     if protocol in _MODELS:
         return _MODELS[protocol]

@@ -1,33 +1,36 @@
-"""Model of fleets whose agents log their sent messages: the common part of all logged protocols, including the recovery.
+"""Model of a fleet whose agents log the messages they send. Contains the common part of all logged protocols, including
+the recovery.
 
-Theory of operation
--------------------
-An agent receives a message and runs its turn in one step; a message that cannot be consumed yet stays in its channel. (This
-loses no behaviour: a message in a mailbox that no turn may consume is equivalent to a message in transit.) A checkpoint
-saves the core's image, the ledger (the explorer's ground truth) and the log, and is durable at once.
+Theory of operation ------------------- An agent receives a message and runs the turn in one step. A message that cannot
+be consumed yet stays in its channel. (No behaviour is lost by this, because a message that is in a mailbox but may not
+be consumed is equivalent to a message in transit.) A checkpoint contains the core's image, the ledger (the explorer's
+ground truth) and the log, and is durable at once.
 
-A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`). Agents
-with a checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's
-log with the messages that its receiver lacks. Messages that were in transit before the crash are dropped, as is everything of
-an older incarnation.
+A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`).
+An agent whose entry on the line is a checkpoint restarts from that checkpoint; every other agent keeps its live state.
+Every channel is refilled from its sender's log with the messages that its receiver lacks. Messages that were in transit
+before the crash are dropped, because they belong to an older incarnation.
 
-In every state, the model checks that each channel holds exactly the messages sent and not consumed, in order (G3). Right
-after a recovery, this check also finds every orphan. No other check of the ledger is needed: agents send at any time, so a
-run without crashes can produce any ledger that passes. In every state that a crash may follow, the model checks the product's
-recovery lines (G5) and the checkpoints that the product calls obsolete (G7), against all cuts.
+In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3).
+Right after a recovery, this check also finds every orphan. No other check of the ledgers is needed: agents may send at
+any time, so any ledgers that pass this check can also occur in a run without crashes. In every state in which a crash
+is possible, the model compares the product's recovery lines (G5), and the checkpoints that the product considers
+obsolete (G7), with all cuts.
 
-*Recovery code* (`Recoveries`). `recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns;
-recoveries use its result. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as
-long. So `recovery.history` is called once for all sets of columns that differ only in the agents' names. G7: the checkpoints on the
-recovery line of any single failure, computed from all cuts, are needed, and none of them may be called obsolete. The theorem of
-`recovery.garbage`, that later lines need no other checkpoints, is not checked here.
+*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct
+set of columns; its result determines the recovery. `recovery.history`, which the coordinator runs, also computes
+obsolete checkpoints and takes fifty times as long. So among sets of columns that differ only in the agents' names,
+`recovery.history` is called for only one. G7: any checkpoint on the recovery line after some single failure, as
+computed from all cuts, is needed and must not be considered obsolete. The theorem in `recovery.garbage`, which says
+that later recovery lines need no other checkpoints, is not checked here.
 
-`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, using the product's rules. At any moment an
-agent may take a basic checkpoint or send a message, both a bounded number of times. An agent may also consume the first message of
-any channel; before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, including states after a
-crash, the model also checks the protocol's promises (G6): no checkpoint is useless if the protocol is communication-induced, and
-every dependency is tracked if the protocol promises RDT. (A forced checkpoint survives even if the message that forced it is undone.
-So after a crash, rules may be in a state that no run without a crash reaches; their promises must still hold.)
+`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's
+checkpointing rules. At any moment, an agent may take a basic checkpoint or send a message, each a bounded number of
+times. An agent may also consume the first message in any channel; before that, the rule may force a checkpoint. Any
+agent may crash in any state. In every state, including states after a crash, the model also checks the protocol's
+promises (G6). If the protocol is communication-induced, no checkpoint may be useless; if it promises RDT, every
+dependency must be tracked. (A forced checkpoint survives even if the message that forced it is undone. So after a
+crash, a rule may be in a state that no run without a crash reaches. The promises must hold in such states too.)
 """
 
 import itertools
@@ -71,17 +74,18 @@ from snapline.sim.explorer.state_search import (
 # -- recovery code --------------------------------------------------------------------------------------------------------
 
 RENAMED_AGENTS_MAX = 4
-"""Maximum number of agents for which renaming agents saves time."""
+"""Maximum number of agents for which comparing states up to renaming of agents saves time."""
 
 Columns = tuple[int, ...]
 
 
 class Recoveries:
-    """Recovery lines that the product computes after single failures, with their checks.
+    """Computes recovery lines after single failures with the product's code, and checks them.
 
     Attributes:
-        lines: maps columns to recovery lines by failed agent; a line consists of entries of the columns.
-        history_type: class that computes the recovery history; mutants replace it.
+        lines: maps columns to the recovery lines after the failure of each agent. A line contains one entry from each
+            column.
+        history_type: class that computes the recovery history. Mutants replace it.
     """
 
     history_type: type[FleetHistory] = FleetHistory
@@ -100,7 +104,7 @@ class Recoveries:
         self._asked: set[Columns] = set()
 
     def check(self, columns: Columns, relation: Relation) -> None:
-        """Raise `Fault` if the product's result for any single failure is wrong."""
+        """Check the product's results for every single failure. Raise `Fault` if a result is wrong."""
         expected = [self._cuts.lines[relation, (agent,)] for agent in self._agents]
         self._compare(self.lines[columns], expected)
         key = min(
@@ -117,7 +121,7 @@ class Recoveries:
                 raise Fault("recovery line", "G5", text)
 
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
-        """Return the number of the column without its vectors and with its peers in another order."""
+        """Return a number that identifies the column if vectors are ignored and peers are reordered by `renaming`."""
         entries = []
         for ledger in self._cuts.columns.values[column]:
             received = [len(ledger.consumed[agent]) for agent in renaming]
@@ -131,7 +135,9 @@ class Recoveries:
         return tuple([tuple(recovery_line(execution, [agent])) for agent in self._agents])
 
     def execution_of(self, columns: Columns) -> Execution:
-        """Return the columns as intervals and messages, for the code that reads traces; events are not counted."""
+        """Return the columns as an execution that consists of intervals and messages, as if it had been read from a
+        trace. Events are not counted.
+        """
         execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
         first = 0
         for agent, column in enumerate(columns):
@@ -152,7 +158,9 @@ class Recoveries:
         return execution
 
     def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
-        """Return (receiver, number, interval) of every message sent. The interval ends at the first entry that includes the send."""
+        """Return (receiver, number, interval) for every message sent. The interval is the one that ends at the first
+        entry that includes the send.
+        """
         entries = self._cuts.columns.values[column]
         return [
             (receiver, number, sum([ledger.sent[receiver] < number for ledger in entries]) - 1)
@@ -161,7 +169,7 @@ class Recoveries:
         ]
 
     def _received_in(self, column: int) -> dict[tuple[int, int], int]:
-        """Return, by (sender, number), the interval in which the message was consumed."""
+        """Return the interval in which each message was consumed, by (sender, number)."""
         entries = self._cuts.columns.values[column]
         return {
             (sender, number): sum([number not in ledger.consumed[sender] for ledger in entries]) - 1
@@ -200,7 +208,9 @@ class Recoveries:
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 
     def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
-        """Return a recovery line as entries of the columns; the last entry is the live state."""
+        """Return a recovery line as positions in the columns. None in `line` stands for the live state, which is a
+        column's last entry.
+        """
         places = [line[name] for name in self._names]
         pairs = zip(places, columns, strict=True)
         return tuple(len(column) - 1 if place is None else place for place, column in pairs)
@@ -210,7 +220,7 @@ class Recoveries:
 
 
 class LoggedMessage(NamedTuple):
-    """Message in the log of its sender."""
+    """Message in its sender's log."""
 
     number: int
     piggyback: bytes
@@ -218,15 +228,15 @@ class LoggedMessage(NamedTuple):
 
 
 Log = tuple[tuple[LoggedMessage, ...], ...]
-"""Messages sent, by receiver."""
+"""Messages sent, in order, by receiver."""
 
 
 class SavedState(NamedTuple):
-    """State of an agent that a checkpoint saves.
+    """State of an agent as a checkpoint saves it.
 
     Attributes:
-        core: number of the image of the agent's core.
-        mark: counter of the protocol: the number of basic checkpoints so far, or the round of the checkpoint.
+        core: number of the core's image.
+        mark: the protocol's counter: either the number of basic checkpoints so far, or the checkpoint's round.
     """
 
     core: int
@@ -236,14 +246,14 @@ class SavedState(NamedTuple):
 
 
 class LoggedNode(NamedTuple):
-    """State of one agent.
+    """State of an agent.
 
     Attributes:
         now: the live state.
         checkpoints: permanent checkpoints, starting with the initial one.
         channels: messages in transit to the agent, by sender.
-        tentative: the checkpoint whose round is undecided, if any.
-        words: messages of the coordinator that the agent has not handled.
+        tentative: checkpoint whose round is undecided, or None.
+        words: messages from the coordinator that the agent has not handled yet.
     """
 
     now: SavedState
@@ -254,7 +264,7 @@ class LoggedNode(NamedTuple):
 
 
 class LoggedModel(Model):
-    """Model of a fleet under a protocol that logs sent messages."""
+    """Model of a fleet that runs a protocol with message logs."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.actors = bounds.agents + 1
@@ -277,7 +287,7 @@ class LoggedModel(Model):
 
     @abstractmethod
     def columns_of(self, state: State) -> tuple[int, ...]:
-        """Return the number of each agent's column."""
+        """Return the numbers of all agents' columns."""
 
     @abstractmethod
     def can_crash(self, state: State) -> bool:
@@ -285,11 +295,13 @@ class LoggedModel(Model):
 
     @abstractmethod
     def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
-        """Return the live state of an agent that restarts from its checkpoint `place`; `begun` is the number of rounds begun so far."""
+        """Return the live state of an agent after it restarts from `past`, which is its checkpoint at position `place`.
+        `begun` is the number of rounds begun so far.
+        """
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
-        """Check the promises of the protocol in every state, using all cuts of the state."""
+        """Check the protocol's promises in a state, using the judgement of all cuts in that state."""
 
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         value = self.items.values[item]
@@ -320,7 +332,7 @@ class LoggedModel(Model):
         self.recoveries.check(columns, self.relation_of(columns))
 
     def relation_of(self, columns: tuple[int, ...]) -> Relation:
-        """Return the numbers of the tables of all pairs of agents."""
+        """Return the relation of these columns: the numbers of the tables for all pairs of agents."""
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
     def _flow(self, agent: int, node: LoggedNode) -> int:
@@ -334,13 +346,15 @@ class LoggedModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
-        """Return the nodes of all agents after a recovery to `places`; `begun` is the number of rounds begun so far."""
+        """Return the nodes of all agents after a recovery to the line `places`. `begun` is the number of rounds begun
+        so far.
+        """
         return self._filled[
             tuple([self._restarted_nodes[agent, nodes[agent], places[agent], begun] for agent in self.agents])
         ]
 
     def _restarted_node(self, agent: int, number: int, place: int, begun: int) -> int:
-        """Return the node of an agent on the recovery line, with empty channels."""
+        """Return an agent's node after a recovery to position `place` in its column, with empty channels."""
         node = self.nodes[agent].values[number]
         empty: Log = ((),) * len(self.agents)
         if place == len(node.checkpoints):
@@ -357,7 +371,7 @@ class LoggedModel(Model):
         )
 
     def missing_messages(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[LoggedMessage, ...]]:
-        """Yield, for each sender, the part of the sender's log that must be delivered to `agent` again."""
+        """Yield, for each sender, the messages in the sender's log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.ledger.consumed[sender]) :]
 
@@ -372,7 +386,7 @@ RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class InducedModel(LoggedModel):
-    """Model of a fleet under one checkpointing rule. The coordinator's node is the number of crashes so far."""
+    """Model of a fleet with a checkpointing rule. The coordinator's node is the number of crashes so far."""
 
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)
@@ -428,7 +442,9 @@ class InducedModel(LoggedModel):
                 return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
 
     def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
-        """Perform the rule's checkpoint action, then take the checkpoint, so that its image includes the action."""
+        """Let the rule act on the checkpoint, and then take the checkpoint, so that the saved image includes the rule's
+        action.
+        """
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
@@ -445,7 +461,9 @@ class InducedModel(LoggedModel):
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
 
     def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
-        """Receive a message in the order test, checkpoint, merge, turn (the rule's duties 1 and 2)."""
+        """Receive a message. First test whether the rule forces a checkpoint, then take that checkpoint, then merge the
+        piggyback, and then run the turn (the rule's duties 1 and 2).
+        """
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback

@@ -1,25 +1,26 @@
 """Breadth-first search through all reachable states of a small fleet.
 
-Theory of operation
--------------------
-A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the
-number of its *node*: its core's image, its ledger (the explorer's ground truth), and the queues of items in transit to it. So an
-actor's next moves depend only on its own node, and they change only that node and the queues of other actors. This makes the search
-fast. The real cores compute moves (by node) and arrivals (by node and item) once; afterwards both are looked up. A hundred thousand
-states have only a few thousand nodes.
+Theory of operation ------------------- A *state* is a tuple of small integers, one for each *actor*: the agents and,
+last, the coordinator. An actor's integer is the number of its *node*. A node contains the image of the actor's core,
+the actor's ledger (the explorer's ground truth), and the queues of items in transit to the actor. So an actor's next
+moves depend only on its own node, and they change only this node and the queues of other actors. This makes the search
+fast: the real cores compute each move (by node) and each arrival (by node and item) only once, and later it is looked
+up. A hundred thousand states have only a few thousand nodes.
 
-Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise their results by pairs of
-nodes, or by the part of a node that matters.
+Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise the results of these
+methods by pairs of nodes, or by the relevant part of a node.
 
-States are stored in full, without digests, so no two states are confused. Predecessors are stored in two arrays, so
-counterexamples cost 16 bytes per state. The search is breadth-first, and every violation is found on a step *from* a state;
-a halt with unfinished work counts as a step. Hence no path to any violation is shorter than the path found first.
+States are stored in full, not as digests, so different states are never taken for the same. Predecessors are stored in
+two arrays, which take 16 bytes per state and allow counterexamples to be reconstructed. The search is breadth-first,
+and every violation is found in a step *from* a state, where a halt with unfinished work counts as a step. Hence no
+violation can be reached by a shorter path than the path that is found first.
 
-The search cannot find a run that never ends, but there is none. In all models, every step uses something up (a send, an item
-in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an idle fleet.
+The search cannot find a run that never ends, but no such run exists. In all models, every step uses up a bounded
+resource (a send, an item in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an
+idle fleet.
 
-`Interner` assigns numbers to large values: equal values get the same number, so a global state is a short tuple of integers.
-`Bounds` limits the size of the explored fleet.
+`Interner` assigns numbers to large values. Equal values get the same number, so a global state is a short tuple of
+integers. `Bounds` limits the size of the explored fleet.
 """
 
 from abc import abstractmethod
@@ -40,10 +41,10 @@ CoreT = TypeVar("CoreT")
 
 
 class Interner(Generic[ValueT]):
-    """Interner that assigns the numbers 0, 1, 2 … to values in the order of their first use.
+    """Assigns the numbers 0, 1, 2, … to values, in the order of their first use.
 
     Attributes:
-        values: values by number.
+        values: all values, in the order of their numbers.
     """
 
     __slots__ = ("_numbers", "values")
@@ -53,7 +54,7 @@ class Interner(Generic[ValueT]):
         self._numbers: dict[ValueT, int] = {}
 
     def of(self, value: ValueT) -> int:
-        """Return the number of `value`, which is assigned on first use."""
+        """Return the number of `value`. The number is assigned when the value is first used."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.values)
@@ -62,7 +63,7 @@ class Interner(Generic[ValueT]):
 
 
 class Memo(dict[KeyT, ResultT]):
-    """Dictionary that computes missing values. A lookup of a known key costs no more than in a plain dictionary."""
+    """Dictionary that computes missing values. Looking up a known key is as fast as in a plain dictionary."""
 
     __slots__ = ("_work_out",)
 
@@ -76,7 +77,7 @@ class Memo(dict[KeyT, ResultT]):
 
 
 def key_of(event: msgspec.Struct) -> bytes:
-    """Return a hashable key for an event that may contain dictionaries. The tag distinguishes types."""
+    """Return a hashable key for an event, which may contain dictionaries. The event's tag distinguishes its type."""
     return msgspec.msgpack.encode(event)
 
 
@@ -94,24 +95,27 @@ def validated_image(core: ValidatedCore) -> Hashable:
 
 
 class CoreMemo(Generic[CoreT]):
-    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result); the real core computes each entry once.
+    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result). The real core computes
+    each entry only once.
 
     Attributes:
         images: all images seen so far.
     """
 
     def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
-        """`freeze` returns the image of a core and also validates the core."""
+        """`freeze` validates a core and returns its image. `restore` returns a core for an image."""
         self.images: Interner[Any] = Interner()
         self._freeze, self._restore = freeze, restore
         self._results: dict[tuple[int, Hashable], tuple[int, Any]] = {}
 
     def enter(self, core: CoreT) -> int:
-        """Return the number of the image of a core."""
+        """Return the number of a core's image."""
         return self.images.of(self._freeze(core))
 
     def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
-        """Apply `act`, identified by `key`, to a core with this image. Return the next image and the result of `act`."""
+        """Apply `act` to a core with this image. `key` identifies the action. Return the number of the next image, and
+        the result of `act`.
+        """
         memoised = self._results.get((image, key))
         if memoised is None:
             core = self._restore(self.images.values[image])
@@ -125,18 +129,18 @@ class CoreMemo(Generic[CoreT]):
 State = tuple[int, ...]
 
 Outputs = tuple[tuple[int, int], ...]
-"""(receiving actor, item) of all sent items, in order."""
+"""(receiving actor, item) for each item sent, in order."""
 
 Move = tuple[int, int, Outputs]
-"""A move: its label, the actor's next node, and the outputs."""
+"""The label of a move, the actor's next node, and the outputs."""
 
 
 class Fault(Exception):
-    """A guarantee does not hold.
+    """Raised if a guarantee is violated.
 
     Attributes:
-        oracle, guarantee, text: as in `sim.result.Violation`.
-        label: label of the step that violates the guarantee; empty if a state violates it.
+        oracle, guarantee, text: same as in `sim.result.Violation`.
+        label: label of the step that violates the guarantee. Empty if a state, not a step, violates it.
     """
 
     def __init__(self, oracle: str, guarantee: str, text: str, label: str = "") -> None:
@@ -145,7 +149,9 @@ class Fault(Exception):
 
 
 class ProposedMove(msgspec.Struct, frozen=True):
-    """Move that an actor may make, before it is computed. `kind` and `detail` are for the model, `label` is for display."""
+    """Move that an actor may make, whose effect has not been computed yet. The model uses `kind` and `detail`; `label`
+    is for display.
+    """
 
     label: str
     kind: str
@@ -153,10 +159,11 @@ class ProposedMove(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """Model of a fleet under one protocol. Actors have different node types, so nodes are represented by numbers.
+    """Model of a fleet that runs one protocol. Nodes are represented by numbers, because actors have different types of
+    nodes.
 
     Attributes:
-        actors: number of actors; the last one is the coordinator.
+        actors: number of actors. The last actor is the coordinator.
         labels: labels of steps.
     """
 
@@ -165,35 +172,37 @@ class Model(Protocol):
 
     @abstractmethod
     def start(self) -> State:
-        """Return the initial state of every run."""
+        """Return the state in which every run starts."""
 
     @abstractmethod
     def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
-        """Yield the moves that the actor may make at `node`."""
+        """Yield the moves that the actor may make if its node is `node`."""
 
     @abstractmethod
     def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
-        """Execute a move, and return the next node and the outputs."""
+        """Execute a move. Return the actor's next node and the outputs."""
 
     @abstractmethod
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
-        """Deliver an item to the actor, which queues the item or handles it at once."""
+        """Deliver an item to the actor, which queues the item or handles it at once. Return the actor's next node and
+        the outputs.
+        """
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        """Return label and next state of every possible crash in `state`, including the recovery."""
+        """Return, for every possible crash in `state`, its label and the state after the crash and the recovery."""
 
     @abstractmethod
     def check(self, state: State) -> None:
-        """Raise `Fault` if a guarantee does not hold in `state`."""
+        """Raise `Fault` if a guarantee is violated in `state`."""
 
     @abstractmethod
     def unfinished(self, actor: int, node: int) -> str:
-        """Return a description of the work left at `node` at the end of a run, or "" if no work is left."""
+        """Describe the work that is left at `node` at the end of a run. Return "" if no work is left."""
 
 
 class Transitions:
-    """Successors of a model's states, with each node's moves computed only once."""
+    """Computes the successors of a model's states. Each node's moves are computed only once."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -201,10 +210,10 @@ class Transitions:
         self._arrivals = [Memo(_ArrivalWorker(model, actor)) for actor in range(model.actors)]
 
     def _steps(self, state: State) -> list[tuple[int, State]]:
-        """Return label and next state of all moves that actors can make.
+        """Return the label and the next state of every move that an actor can make in `state`.
 
         Raises:
-            Fault: one of these moves violates a guarantee.
+            Fault: If one of these moves violates a guarantee.
         """
         steps = []
         label = -1
@@ -222,10 +231,10 @@ class Transitions:
         return steps
 
     def following_of(self, state: State) -> list[tuple[int, State]]:
-        """Return label and next state of all moves and crashes.
+        """Return the label and the next state of every move and crash that is possible in `state`.
 
         Raises:
-            Fault: a move or crash violates a guarantee, or no move is possible although work is left.
+            Fault: If a move or crash violates a guarantee, or if no move is possible although work is left.
         """
         following = self._steps(state)
         if not following:
@@ -246,14 +255,14 @@ class Transitions:
                 self._spread(after, more)
 
     def _check_rest(self, state: State) -> None:
-        """Check that no work is left in a state from which no move is possible."""
+        """Check that no work is left in a state in which no move is possible."""
         unfinished = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
         if any(unfinished):
             raise Fault("rest", "G10", "; ".join(filter(None, unfinished)), "nothing more happens")
 
 
 class _Worker:
-    """Callable that computes all moves of one actor at one node."""
+    """Callable that computes all moves of an actor at a given node."""
 
     __slots__ = ("actor", "model")
 
@@ -275,7 +284,7 @@ class _Worker:
 
 
 class _ArrivalWorker:
-    """Callable that computes the effect of an arriving item on one actor."""
+    """Callable that computes the effect of an arriving item on an actor."""
 
     __slots__ = ("actor", "model")
 
@@ -290,7 +299,7 @@ class _ArrivalWorker:
 
 
 class SearchResult(msgspec.Struct):
-    """Outcome of a search. `path` holds the labels of the steps that lead to the violation."""
+    """Outcome of a search. `path` contains the labels of the steps that lead to the violation."""
 
     states: int = 0
     transitions: int = 0
@@ -301,7 +310,7 @@ class SearchResult(msgspec.Struct):
 
 
 class Search:
-    """One search; `run` may be called once."""
+    """A search. `run` may be called only once."""
 
     def __init__(self, model: Model, states_max: int) -> None:
         self.model = model
@@ -313,7 +322,7 @@ class Search:
         self._labels = array("q")
 
     def run(self) -> SearchResult:
-        """Search until all states are visited, a violation is found, or `states_max` is reached."""
+        """Search until all states have been visited, a violation is found, or `states_max` is reached."""
         outcome, frontier = self.found, [self.model.start()]
         self._enter(frontier[0], -1, -1)
         try:
@@ -335,7 +344,9 @@ class Search:
         self._labels.append(label)
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
-        """Return the next layer: all new successors of the states in a layer. `number` is the number of the layer's first state."""
+        """Return the next layer, which consists of all new successors of the states in this layer. `number` is the
+        number of this layer's first state.
+        """
         seen, parents, labels = self._seen, self._parents, self._labels
         following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []
@@ -376,7 +387,9 @@ class Search:
 # -- bounds ---------------------------------------------------------------------------------------------------------------
 
 AGENTS_MAX = 6
-"""Maximum number of agents. With more, not even the states of one send per agent fit into a machine's memory."""
+"""Maximum number of agents. With more agents, the states do not fit into a machine's memory even if each agent sends
+only one message.
+"""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -384,10 +397,12 @@ class Bounds(msgspec.Struct, frozen=True):
 
     Attributes:
         agents: number of agents, at least two.
-        sends: number of messages that each agent sends, to any receiver. Sends undone by a recovery do not count.
-        crashes: number of crashes in one run, each followed by its recovery.
-        epochs: number of epochs or rounds that begin in one run (coordinated protocols).
-        checkpoints: number of basic checkpoints per agent, not counting forced ones (autonomous protocols).
+        sends: maximum number of messages that each agent sends, to any receivers. A send that a recovery has undone
+            does not count.
+        crashes: maximum number of crashes in a run. Each crash is followed by a recovery.
+        epochs: maximum number of epochs or rounds in a run, for coordinated protocols.
+        checkpoints: maximum number of basic checkpoints per agent, for autonomous protocols. Forced checkpoints do not
+            count.
         states_max: number of states at which the search stops.
     """
 

@@ -1,8 +1,8 @@
-"""Interface of fault executors, which act on the simulated world or on real processes.
+"""Interface of fault executors. One executor acts on the simulated world, another on real processes.
 
-`faults.py` decides on times and targets of faults; an executor only executes them. Nodes are hosts ("h1", "h2", …) and
-coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: if faults on one pair overlap, callers
-must count them, as `faults.Schedule` does.
+`faults.py` decides when each fault happens and which nodes it affects; an executor only executes the faults. Nodes are
+hosts ("h1", "h2", …) and coordinators ("c1", …). Methods that affect the network take directed pairs of nodes. Calls do
+not nest: if several faults affect the same pair, the caller must keep count of them, as `faults.Conditions` does.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,17 @@ from snapline.sim.choices import Choices
 from snapline.sim.result import ExecutedFault
 
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
-"""Disk faults that last until cleared."""
+"""Disk faults that last until they are cleared."""
 
 HangingCall = Literal["store", "stop", "loop"]
-"""Calls of a host that may hang: store calls ("store"), `stop_when` ("stop"), or a handler, which blocks the event loop ("loop")."""
+"""Calls of a host that may hang: "store" means store calls, "stop" means `stop_when`, and "loop" means a handler, which
+blocks the event loop.
+"""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
-"""Actions on the node that passes a failpoint: "crash" and "power-cut" kill it, "error" raises OSError EIO, "pause" stops the
-process, "reset" breaks all its streams, "refuse" makes an agent's state impossible to encode."""
+"""Actions on the node that reaches a failpoint. "crash" and "power-cut" kill the node, "error" raises OSError EIO, "pause" stops the
+process, "reset" breaks all the node's streams, and "refuse" makes it impossible to encode an agent's state.
+"""
 
 WHEN_WORKING = "world.working"
 WHEN_RECORDING = "world.recording"
@@ -28,13 +31,14 @@ WHEN_SENDING = "world.telling"
 WHEN_DECIDING = "world.deciding"
 WHEN_RECEIVING = "world.hearing"
 WHEN_CAPTURING = "world.capturing"
-"""Failpoints that the executor itself passes, at these moments: an agent takes a turn; an agent records its state for an epoch; a
+"""Failpoints in the executor itself, at these moments: an agent takes a turn; an agent records its state for an epoch; a
 host applies a recovery plan; the coordinator has sent a message to one host and perhaps not yet to the next; the coordinator learns
-the outcome of a proposal; a host has received a message from the coordinator; a host captures an agent's state."""
+the outcome of a proposal; a host has received a message from the coordinator; a host captures an agent's state.
+"""
 
 
 class Executor(Protocol):
-    """Executor of faults, which has a clock for their times."""
+    """Executes faults on a clock of its own."""
 
     @property
     def now_ns(self) -> int: ...
@@ -42,7 +46,9 @@ class Executor(Protocol):
     def choices(self) -> Choices: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the names of all hosts that may exist, "h1" … in order. Hosts in `scenario.joining_hosts` are down at the start."""
+        """Return the names of all hosts that may exist ("h1", "h2", …), in this order. Hosts in
+        `scenario.joining_hosts` are down at first.
+        """
         ...
 
     @property
@@ -51,11 +57,11 @@ class Executor(Protocol):
     def agents(self) -> tuple[str, ...]: ...
 
     def host_of(self, agent: str) -> str:
-        """Return the current host of the agent, or "" if it has none."""
+        """Return the name of the agent's current host, or "" if the agent has none."""
         ...
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Schedule a call. Calls at the same time run in the order of scheduling."""
+        """Schedule a call at the time `t_ns`. Calls for the same time run in the order in which they were scheduled."""
         ...
 
     def note_fault(self, fault: ExecutedFault) -> None: ...
@@ -63,25 +69,27 @@ class Executor(Protocol):
     # The network.
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set the delay of a pair until the next call; `reset_network` restores the scenario's delay."""
+        """Set the delay from sender to receiver until the next such call. `reset_network` restores the scenario's
+        delay.
+        """
         ...
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
-        """Set the loss rate of a pair, per thousand. In a stream, a lost packet only causes a delay."""
+        """Set the rate, per thousand, of packets lost from sender to receiver. A lost packet only delays the stream."""
         ...
 
     def block(self, sender: str, receiver: str) -> None:
-        """Block all packets from sender to receiver. After some time, the keepalive closes the stream."""
+        """Block all packets from sender to receiver. After some time, the keepalive mechanism closes the stream."""
         ...
 
     def unblock(self, sender: str, receiver: str) -> None: ...
     def reset_stream(self, one: str, other: str) -> None:
-        """Break the stream now. Data in flight is lost in both directions."""
+        """Break the stream between two nodes at once. Data in flight is lost in both directions."""
         ...
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None: ...
     def reset_network(self) -> None:
-        """End all blocks, losses, holds and delays that faults have set."""
+        """Remove all blocks, losses, holds and delays that faults have set."""
         ...
 
     # Hosts.
@@ -107,33 +115,34 @@ class Executor(Protocol):
         ...
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make calls of this kind hang on the host, or let all hanging calls return."""
+        """Make calls of this kind hang on the host. If `is_on` is false, let all hanging calls return."""
         ...
 
     def power_cut(self, host: str) -> None:
-        """Crash the host; choices decide whether its unsynced data is kept, lost or torn."""
+        """Crash the host. Choices decide whether the host's unsynced data is kept, lost or torn."""
         ...
 
     def leave_host(self, host: str) -> None:
-        """Make the host leave the fleet and end. Has no effect if the host is down."""
+        """Make the host leave the fleet and exit. Has no effect if the host is down."""
         ...
 
     # Store and disk.
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Set or clear a disk fault of a host or coordinator; "" means all nodes."""
+        """Set or clear a disk fault of a host or coordinator. "" means all nodes."""
         ...
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch if there is an older one. Return a description of the damage, or "" if there is
-        none."""
+        """Damage a file of the newest complete epoch, provided that an older complete epoch exists. Return a
+        description of the damage, or "" if nothing was damaged.
+        """
         ...
 
     def clear_disks(self) -> None:
-        """End all disk faults. Damaged bytes stay damaged."""
+        """End all disk faults. Damaged bytes are not repaired."""
         ...
 
-    # Clocks: the wall clock only.
+    # Clocks. Only wall clocks are affected.
 
     def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None: ...
 
@@ -152,23 +161,23 @@ class Executor(Protocol):
         ...
 
     def depose(self) -> None:
-        """Depose the leader, which does not detect that at once."""
+        """Depose the leader. The leader does not notice at once."""
         ...
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set the rate per thousand of proposals whose outcome gets lost."""
+        """Set the rate, per thousand, of proposals whose outcome is lost."""
         ...
 
-    # Named points of the product's code.
+    # Failpoints: named lines in the product's code.
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
-        """Execute the action once, when the failpoint is passed for the `hit`-th time from now. Several actions may be armed at one
-        failpoint.
+        """Execute the action once, when the failpoint is reached for the `hit`-th time from now. Several actions may be
+        armed at the same failpoint.
 
-        `restart_after_ns` is the time until a crashed node restarts (0: never), or the duration of a pause.
+        `restart_after_ns` is the time until a crashed node restarts, where 0 means never, or the duration of a pause.
         """
         ...
 
     def disarm_failpoints(self) -> None:
-        """Disarm all failpoints whose action has not been executed."""
+        """Disarm all failpoints whose actions have not been executed."""
         ...

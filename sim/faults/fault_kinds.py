@@ -1,11 +1,12 @@
-"""Kinds of faults that a `[[fault]]` of a scenario may have, with their durations and failpoints.
+"""Kinds of faults that a scenario's `[[fault]]` tables may contain, with their durations and failpoints.
 
-Each kind is a struct; its fields are the keys of its inline table. `host = ""` means a host drawn by choices when the fault begins, and
-`host = "*"` means every host. Durations are text with a unit: "250us", "1ms", "1.5s". A failpoint is a named line in the product's code.
-The simulated world passes some failpoints, and only real processes pass the others. `faults.py` executes faults.
+Each kind is a struct whose fields are the keys of an inline table. `host = ""` means a host that is drawn when the
+fault begins, and `host = "*"` means every host. A duration is text with a unit, such as "250us", "1ms" or "1.5s". A
+failpoint is a named line in the product's code. The simulated world reaches some failpoints; only real processes reach
+the rest. `faults.py` executes the faults.
 
-A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are rejected, because accepting
-them would have no effect.
+A link is a TCP stream, so duplicate, reordered or damaged packets never reach snapline. Faults of these kinds are
+rejected, because they would have no effect.
 """
 
 import json
@@ -37,16 +38,16 @@ _DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
 Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
 
 OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
-"""Optional duration; each field documents what "" means."""
+"""Optional duration. Each field documents what "" means."""
 
 SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
 
 
 def duration_ns(text: str) -> int:
-    """Return a duration such as "250us", "1ms", "1.5s" or "-3m" in nanoseconds; "" means 0.
+    """Convert a duration such as "250us", "1ms", "1.5s" or "-3m" to nanoseconds. "" means 0.
 
     Raises:
-        UsageError: the text is not a duration.
+        UsageError: If the text is not a duration.
     """
     if not text:
         return 0
@@ -57,7 +58,9 @@ def duration_ns(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """Return the shortest text that consists of a whole number and a unit; the inverse of `duration_ns`."""
+    """Convert nanoseconds to the shortest text that consists of a whole number and a unit. The inverse of
+    `duration_ns`.
+    """
     for unit in ("h", "m", "s", "ms", "us"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
@@ -72,8 +75,9 @@ EVERY_HOST = "*"
 
 
 class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base class of all kinds of faults. `at` is the time at which the fault begins; "" means 1 s, or 0 s if the fault
-    waits at a failpoint."""
+    """Base class of all kinds of faults. `at` is the time at which the fault begins. "" means 1 s, or 0 s if the fault
+    waits at a failpoint.
+    """
 
     at: OptionalDuration = ""
 
@@ -89,11 +93,13 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return ""
 
     def ends_ns(self, hosts: int) -> int:
-        """Return the end of the fault in a fleet with this number of hosts. `heal` ends faults at failpoints and permanent faults."""
+        """Return the time at which the fault ends in a fleet with this number of hosts. Permanent faults and faults at
+        failpoints last until `heal`; for them, this is only the start of the fault.
+        """
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
-        """Yield descriptions of keys that may not be combined; each begins with the key."""
+        """Yield a description of each combination of keys that is not allowed. A description begins with a key."""
         yield from ()
 
     def nodes(self) -> Iterator[tuple[str, str]]:
@@ -102,7 +108,7 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LastingFault(FaultKind, frozen=True, kw_only=True):
-    """Fault that lasts for the duration in the key `for`."""
+    """Fault whose duration is given by the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
 
@@ -115,7 +121,9 @@ class LastingFault(FaultKind, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """Return None for "" (no restart); otherwise at least 1 ns, since 0 means no restart for `arm_failpoint`."""
+    """Return None for "", which means no restart. Otherwise return at least 1 ns, because `arm_failpoint` takes 0 to
+    mean no restart.
+    """
     return max(1, duration_ns(text)) if text else None
 
 
@@ -130,7 +138,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class PairFault(LastingFault, frozen=True, kw_only=True):
-    """Fault between two nodes; if no nodes are named, the kind defines the affected nodes."""
+    """Fault between two nodes. If no nodes are named, the fault's kind determines which nodes are affected."""
 
     between: list[str] = []
 
@@ -142,7 +150,9 @@ class PairFault(LastingFault, frozen=True, kw_only=True):
 
 
 class PathFault(PairFault, frozen=True, kw_only=True):
-    """Fault of the traffic between two nodes, or between all nodes; "one-way" affects only traffic from the first to the second."""
+    """Fault that affects the traffic between two nodes or between all nodes. "one-way" affects only the traffic from
+    the first node to the second.
+    """
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -153,7 +163,7 @@ class PathFault(PairFault, frozen=True, kw_only=True):
 
 
 class HostFault(LastingFault, frozen=True, kw_only=True):
-    """Fault of a host: "" means a drawn host, "*" every host."""
+    """Fault that affects a host. "" means a drawn host, and "*" means every host."""
 
     host: str = ""
 
@@ -163,34 +173,36 @@ class HostFault(LastingFault, frozen=True, kw_only=True):
 
 
 class DelayFault(PathFault, frozen=True, kw_only=True):
-    """Packets are delayed between two nodes, or between all nodes."""
+    """Packets between two nodes, or between all nodes, are delayed."""
 
     least: Duration = "50ms"
     jitter: Duration = "50ms"
 
 
 class LossFault(PathFault, frozen=True, kw_only=True):
-    """Packets are lost and TCP resends them, between two nodes or between all nodes."""
+    """Packets between two nodes, or between all nodes, are lost, and TCP resends them."""
 
     per_mille: PerMille = 100
 
 
 class HoldFault(PairFault, frozen=True, kw_only=True):
-    """Markers between two hosts are held back; everything else passes."""
+    """Markers between two hosts are held back. All other traffic passes."""
 
 
 class ClogFault(PairFault, frozen=True, kw_only=True):
-    """Traffic from the first node to the second is blocked; the opposite direction is open."""
+    """Traffic from the first node to the second is blocked. Traffic in the opposite direction passes."""
 
 
 class SwizzleFault(LastingFault, frozen=True, kw_only=True):
-    """Some nodes are cut off one after the other, and reconnected in another order."""
+    """Some nodes are cut off one after another, and later reconnected in a different order."""
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""Moments of a node, in the order of the values. "working": an agent takes a turn. "recording": an agent records its state.
-"recovering": a host applies a recovery plan. "telling": the coordinator has sent something to one host and perhaps not yet to the next.
-"deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator."""
+"""Moments at which a fault may affect a node, in the order of the values. "working": an agent takes a turn.
+"recording": an agent records its state.
+"recovering": a host applies a recovery plan. "telling": the coordinator has sent a message to one host and perhaps not yet to the next.
+"deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator.
+"""
 
 MOMENTS = {
     "working": WHEN_WORKING,
@@ -203,10 +215,11 @@ MOMENTS = {
 
 
 class ResetFault(FaultKind, frozen=True, kw_only=True):
-    """A stream between two nodes breaks `times` times; if no nodes are named, a pair is drawn each time.
+    """A stream between two nodes breaks `times` times. If no nodes are named, a new pair is drawn each time.
 
     Attributes:
-        when: instead breaks all streams of the node (host or coordinator) at which this moment occurs for the `hit`-th time in the fleet.
+        when: a moment. If it is set, the fault waits until this moment occurs for the `hit`-th time in the fleet, and
+            then breaks all streams of the host or coordinator at which it occurred.
     """
 
     between: list[str] = []
@@ -232,7 +245,9 @@ class ResetFault(FaultKind, frozen=True, kw_only=True):
 
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
-    """Network partition; "one-way" cuts only one drawn direction. `host` and `agent` select the isolated node; "" means a drawn one."""
+    """Network partition. "one-way" cuts the traffic in only one, drawn, direction. `host` or `agent` selects the
+    isolated node; "" means a drawn one.
+    """
 
     shape: Literal[
         "one",
@@ -260,13 +275,13 @@ class PartitionFault(LastingFault, frozen=True, kw_only=True):
 
 
 class SlowFault(HostFault, frozen=True, kw_only=True):
-    """The CPU of a host is slowed down."""
+    """A host's CPU is slowed down."""
 
     percent: Percent = 10
 
 
 class PauseFault(HostFault, frozen=True, kw_only=True):
-    """A host, or the node that reaches a failpoint, is paused and then resumes."""
+    """A host, or the node that reaches a failpoint, is paused and later resumed."""
 
     failpoint: str = ""
     hit: Hit = 1
@@ -284,16 +299,16 @@ class HangFault(HostFault, frozen=True, kw_only=True):
     """Calls of a host hang until the fault ends.
 
     Attributes:
-        what: "store" means store calls, so that the host applies no plan and stores no epoch. "stop" means `stop_when`. Both kinds of calls
-            run in threads, so heartbeats continue. "loop" means a handler, which blocks the event loop: no heartbeat is sent, but the
-            host's streams stay open.
+        what: calls that hang. "store" means store calls, so the host applies no plan and stores no epoch. "stop" means
+            calls of `stop_when`. Both kinds of calls run in threads, so heartbeats continue. "loop" means a handler,
+            which blocks the event loop: no heartbeat is sent, but the host's streams stay open.
     """
 
     what: HangingCall = "store"
 
 
 class ClockFault(HostFault, frozen=True, kw_only=True):
-    """The wall clock of a host is skewed."""
+    """A host's wall clock is skewed."""
 
     skew: SignedDuration = "3s"
     drift_ppm: Annotated[int, msgspec.Meta(ge=-500_000, le=500_000)] = 0
@@ -304,21 +319,24 @@ class ClockFault(HostFault, frozen=True, kw_only=True):
 
 
 ROLLING_PAUSE_NS = 100_000_000
-"""Time between the restart of one host and the crash of the next: long enough to detect the restarted host, too short for it to rejoin."""
+"""Time between the restart of one host and the crash of the next. It is long enough to detect the restarted host, but
+too short for that host to rejoin.
+"""
 
 
 class CrashFault(FaultKind, frozen=True, kw_only=True):
     """A host is killed at a given time, at a failpoint, or at a given moment.
 
     Attributes:
-        restart_after: time until the restart; "" means that only `heal` starts the host again.
-        failpoint: failpoint that is armed at the time `at`; the node (host or coordinator) that makes the `hit`-th pass
-            is killed.
-        is_power_cut: allowed only with a failpoint or moment; choices decide whether unsynced data is kept, lost or
-            torn.
+        restart_after: time until the killed host restarts. "" means that the host stays down until `heal` starts it.
+        failpoint: failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th to reach the
+            failpoint is killed.
+        is_power_cut: whether the node also loses power, so that choices decide whether its unsynced data is kept, lost
+            or torn. Allowed only with a failpoint or moment.
         is_all: whether all hosts are killed at once.
-        is_rolling: whether hosts are killed one after the other, each when the previous one is back.
-        when: moment at which a node (host or coordinator) is killed, when the moment is reached for the `hit`-th time.
+        is_rolling: whether hosts are killed one after another, each after the previous host has restarted.
+        when: moment at which a host or coordinator is killed. The node at which this moment occurs for the `hit`-th
+            time is killed.
     """
 
     host: str = ""
@@ -364,13 +382,15 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
 
 
 class DiskFault(HostFault, frozen=True, kw_only=True):
-    """Disk fault; `host = "*"` means all hosts and coordinators.
+    """Disk fault. `host = "*"` means all hosts and coordinators, or all hosts if the fault is a power cut.
 
     Attributes:
-        mode: "power-cut" and "torn" are the same: choices decide whether unsynced data is kept, lost or torn. "bit-flip" damages the newest
-            complete epoch if there is an older one, and otherwise retries until the duration `for` is over.
-        restart_after: time until the restart after a power cut; "" means no restart.
-        failpoint: only for mode "eio": raises OSError at this failpoint instead of during a period.
+        mode: kind of disk fault. "power-cut" and "torn" mean the same: choices decide whether unsynced data is kept,
+            lost or torn. "bit-flip" damages the newest complete epoch, provided that an older one exists; otherwise the
+            fault tries again until the duration `for` has passed.
+        restart_after: time until the host restarts after a power cut. "" means that it does not restart.
+        failpoint: failpoint that raises OSError once, instead of failing disk operations for the duration `for`.
+            Allowed only with mode "eio".
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
@@ -405,7 +425,7 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
 
 class CaptureFault(FaultKind, frozen=True, kw_only=True):
-    """Encoding an agent's state fails `times` times, starting with the `hit`-th image of a host."""
+    """Encoding an agent's state fails `times` times, starting with the `hit`-th attempt in the fleet."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
@@ -416,7 +436,9 @@ class CaptureFault(FaultKind, frozen=True, kw_only=True):
 
 
 class CoordinatorFault(FaultKind, frozen=True, kw_only=True):
-    """Fault of the coordinator; `for = ""` lasts until `heal`. `node` is the target of "kill"; "" means a drawn one."""
+    """Fault that affects the coordinator. With `for = ""`, the fault lasts until `heal`. `node` names the replica that
+    "kill" kills; "" means a drawn one.
+    """
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""
@@ -442,8 +464,9 @@ class MembershipFault(FaultKind, frozen=True, kw_only=True):
     """A host leaves the fleet, or a new host joins.
 
     Attributes:
-        host: for "leave", "" means a drawn host; for "join", "" means the next new host.
-        back_after: time until the host that left joins again, or the host that joined leaves; "" means never.
+        host: name of the host. For "leave", "" means a drawn host; for "join", "" means the next new host.
+        back_after: time until a host that left joins again, or a host that joined leaves. "" means that this never
+            happens.
     """
 
     kind: Literal["leave", "join"] = "leave"
@@ -513,7 +536,7 @@ FAILPOINTS: tuple[str, ...] = (
     "store.outputs.directory",
     *_write_once("store.outputs.release"),
 )
-"""Failpoints of the product's code that the simulated world passes. A test compares them with the code."""
+"""Failpoints in the product's code that the simulated world reaches. A test compares this list with the code."""
 
 REAL_FAILPOINTS = (
     "coordinator.serving",
@@ -542,8 +565,10 @@ REAL_FAILPOINT_PREFIXES = (
     "store.pin.",
     "store.shelf.",
 )
-"""Prefixes of failpoints that are never drawn. Most of them are passed only by real processes. The simulated world has no gRPC, pysyncobj,
-backup files, named consumers, pins, tags, copies, forks or encryption, and no releases of more than one part. Its runs also end long before
-a replaced generation (an hour) or an output (a week) expires. `tests/storage` crashes at these points."""
+"""Prefixes of failpoints that are never drawn. Most of these failpoints are reached only by real processes. The
+simulated world has no gRPC, pysyncobj, backup files, named consumers, pins, tags, copies, forks or encryption, and no
+releases of more than one part. Its runs also end long before a replaced generation (an hour) or an output (a week)
+expires. `tests/storage` tests crashes at these failpoints.
+"""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -1,20 +1,20 @@
-"""Execution of a scenario's faults: each fault begins and ends on the executor's clock, and finally everything is healed.
+"""Executes a scenario's faults. Each fault begins and ends on the executor's clock, and finally all faults are healed.
 
-Theory of operation
--------------------
-Each kind of fault has one method that begins it. The fault's target is drawn at that moment, by choices whose key is the fault's index in
-the scenario. So removing one fault does not change the draws of the others.
+Theory of operation ------------------- For each kind of fault, one method begins the fault. The method also draws the
+fault's target. The key of this choice contains the fault's index in the scenario.
 
-*Conditions.* Faults overlap: two partitions may cut the same pair of nodes, or two crashes may hit one host. So a fault never ends a
-condition of a node or link. The fault ends only *its part* of the condition, which holds while any part is left. For a condition with a
-value, the parts combine to the worst value: the lowest speed, the highest loss, the sum of all skews, the latest delay. Invariant: the
-executor's state follows from the parts, except for the executor's own actions, such as restarts of nodes killed at a failpoint.
+*Conditions.* Faults overlap: two partitions may cut the same pair of nodes, or two crashes may hit one host. So a fault
+never ends a condition of a node or link. It only ends *its part* of the condition; the condition holds while any part
+is left. If a condition has a value, the parts combine to one value: the lowest speed, the highest loss rate, the sum of
+all clock skews, or the most recently set delay. Invariant: the executor's state is determined by the parts. The only
+exceptions are the executor's own actions, such as restarting a node that was killed at a failpoint.
 
-*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Hosts and coordinators are both nodes, so a partition
-may split the fleet, split the coordinator, or separate the two. Every order comes from choices; if all choices are zero, nodes are in the
-order of their names.
+*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Hosts and coordinators are both
+nodes, so a partition may split the fleet, split the coordinator, or separate the two. Every order of nodes is drawn. If
+all choices are zero, nodes are ordered by name.
 
-*Healing.* After the end of the last fault, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
+*Healing.* After the last fault has ended, `heal` restores each node individually, because `Conditions` does not contain
+hosts killed at a failpoint.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,10 +50,10 @@ from snapline.sim.result import ARMED, ExecutedFault
 from snapline.sim.scenario import NetworkPart, Scenario, joining_hosts
 
 Condition = tuple[str, ...]
-"""Kind of a condition and the nodes that it affects, such as ("block", "h1", "c1")."""
+"""A condition's kind and the nodes that it affects, such as ("block", "h1", "c1")."""
 
 Part = tuple[int, ...]
-"""Contribution of one fault to a condition: a tuple of numbers, or () if the condition has no value."""
+"""One fault's contribution to a condition: a tuple of numbers, or () if the condition has no value."""
 
 _DISK_MODES: dict[str, DiskMode] = {
     "eio": "eio",
@@ -68,14 +68,16 @@ _HANGING_CALLS: dict[str, HangingCall] = {"store": "store", "stop": "stop", "loo
 
 
 class Conditions:
-    """Conditions caused by all active faults.
+    """Conditions of nodes and links, caused by all active faults together.
 
     Attributes:
-        _parts: maps each condition to the parts of its faults; a condition without parts is absent.
+        _parts: maps each condition to the parts that faults contribute to it. A condition without parts is absent.
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """Hosts in `absent_hosts` join later and count as down until `relieve` is called, so that no restart starts them earlier."""
+        """`absent_hosts` are hosts that join later. They count as down until `relieve` is called for them, so that no
+        restart starts them earlier.
+        """
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -87,7 +89,7 @@ class Conditions:
             self._settle(condition)
 
     def relieve(self, condition: Condition, part: Part = ()) -> None:
-        """End one part of a condition, and change the executor's state if that changes the condition."""
+        """End one part of a condition. If this changes the condition, update the executor's state."""
         parts = self._parts[condition]
         parts.remove(part)
         if not parts:
@@ -96,14 +98,18 @@ class Conditions:
             self._settle(condition)
 
     def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
-        """Add a part for `lasts_ns` (None means forever), and return the time at which it ends; 0 if it never ends."""
+        """Add a part to each condition for `lasts_ns`, where None means forever. Return the time at which the part
+        ends, or 0 if it never ends.
+        """
         listed = list(conditions)
         for condition in listed:
             self.worsen(condition, part)
         return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Take a node down by calling `how`, for `down_ns` (None means forever); return the time at which that ends, 0 if it never ends."""
+        """Take a node down for `down_ns`, where None means forever, by calling `how`. Return the time at which the node
+        comes back, or 0 if it never does.
+        """
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -121,7 +127,7 @@ class Conditions:
         return until_ns
 
     def _settle(self, condition: Condition) -> None:
-        """Make the executor's state match the parts of this condition."""
+        """Update the executor's state to match the parts of this condition."""
         executor = self._executor
         parts = self._parts.get(condition, [])
         match condition:
@@ -161,7 +167,9 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set or clear a disk mode. A node keeps the mode while another part sets it for that node or for all nodes ("")."""
+        """Set or clear a disk mode. When a mode is cleared, it is set again wherever another condition still requires
+        it.
+        """
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):
@@ -173,7 +181,7 @@ Pair = tuple[str, str]
 
 
 def shuffled(nodes: Sequence[str], choices: Choices, index: int, what: str) -> list[str]:
-    """Return the nodes in a drawn order, for the fault with this index in the scenario."""
+    """Return the nodes in an order that is drawn for the fault with this index in the scenario."""
     left = list(nodes)
     return [left.pop(choices.pick("fault", (index, what, step), len(left))) for step in range(len(nodes))]
 
@@ -183,7 +191,9 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Return all pairs between isolated nodes and other nodes; pairs with an isolated sender come first."""
+    """Return all pairs of an isolated node and another node, in both directions. Pairs with an isolated sender come
+    first.
+    """
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -191,7 +201,9 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
-    """Return the pairs that a partition shape cuts, in both directions, for nodes in this order; none if there are too few nodes."""
+    """Return the pairs that a partition shape cuts if the nodes are in this order. Both directions are included. The
+    list is empty if there are too few nodes.
+    """
     count = len(order)
     match shape:
         case "one":
@@ -212,7 +224,9 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return one direction of each pair that is cut in both directions: the first one listed, or the other one if `way` is 1."""
+    """Return only one direction of each pair: the direction that is listed first, or the opposite direction if `way` is
+    1.
+    """
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -221,7 +235,9 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
-    """Return the pairs to cut so that each node reaches only its nearest neighbours on both sides, a different majority for each node."""
+    """Return the pairs to cut so that each node reaches only its nearest neighbours on both sides of a ring. Each node
+    then sees a different majority.
+    """
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [
@@ -233,10 +249,12 @@ def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
 
 
 FLIP_TRIES = 10
-"""Number of attempts to flip a bit during one fault: a second epoch completes within a tenth of the fault's time, or never."""
+"""Number of times that a failed bit flip is retried, evenly spread over the fault's duration."""
 
 _BIT_PICKS = 1 << 30
-"""A number above the number of bits of any file; the executor reduces draws modulo the file's number of bits."""
+"""Number of values from which a bit's position is drawn. It exceeds the number of bits in any file; the executor takes
+the position modulo the file's number of bits.
+"""
 
 _HANGING_TEXTS: Mapping[HangingCall, str] = {
     "store": "has a store that does not answer",
@@ -245,13 +263,13 @@ _HANGING_TEXTS: Mapping[HangingCall, str] = {
 }
 
 _PAIRS_LISTED = 6
-"""Maximum number of pairs that a note lists; the rest is only counted."""
+"""Maximum number of pairs that a fault's description lists. Further pairs are only counted."""
 
 
 def schedule(scenario: Scenario, executor: Executor) -> int:
-    """Schedule every fault on the executor's clock, and return the end of the last one in ns.
+    """Schedule all faults on the executor's clock. Return the time in nanoseconds at which the last fault ends.
 
-    Faults that wait at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or
+    A fault that waits at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or
     later.
     """
     plan = Schedule(scenario, executor)
@@ -259,7 +277,7 @@ def schedule(scenario: Scenario, executor: Executor) -> int:
 
 
 def heal(executor: Executor) -> None:
-    """Restore network, disks, clocks, hosts and coordinators. Damaged bytes of files stay damaged."""
+    """Restore the network, disks, clocks, hosts and coordinators. Damaged bytes in files are not repaired."""
     executor.disarm_failpoints()
     executor.reset_network()
     executor.clear_disks()
@@ -276,11 +294,12 @@ def heal(executor: Executor) -> None:
 
 
 class Schedule:
-    """The faults of one run.
+    """Schedules and begins the faults of one run.
 
     Attributes:
-        _joiners: names of hosts that join later, by the index of their fault in the scenario.
-        _initial: hosts at the start of the run; targets that the scenario does not name are drawn from these.
+        _joiners: maps the index of each "join" fault in the scenario to the name of the joining host.
+        _initial: hosts that exist at the start of the run. If the scenario does not name a fault's target, the target
+            is drawn from these hosts.
     """
 
     def __init__(self, scenario: Scenario, executor: Executor) -> None:
@@ -291,7 +310,9 @@ class Schedule:
         self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
     def add(self, index: int, word: FaultKind) -> int:
-        """Schedule the fault with this index in the scenario; return its end in ns."""
+        """Schedule the fault that has this index in the scenario. Return the time in nanoseconds at which the fault
+        ends.
+        """
         self._executor.at(word.at_ns, partial(self._begin, index, word))
         return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
 
@@ -323,7 +344,9 @@ class Schedule:
                 raise AssertionError(f"no word {word}")
 
     def _arm(self, index: int, word: FaultKind) -> None:
-        """Arm a failpoint: the node that reaches the failpoint is killed, paused or reset, or gets an error."""
+        """Arm a failpoint. The node that reaches the failpoint is killed or paused, loses its streams, or gets an
+        error.
+        """
         action: FailpointAction
         match word:
             case CrashFault():
@@ -387,7 +410,9 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Cut nodes off during the first half of the fault, and reconnect them during the second half in another order."""
+        """Cut nodes off one after another during the first half of the fault. Reconnect them in a different order
+        during the second half.
+        """
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -516,7 +541,7 @@ class Schedule:
         return self._executor.leader() or self._draw(index, "node", self._executor.coordinators)
 
     def _nodes(self) -> tuple[str, ...]:
-        """Return all nodes that are in the network or may join before the fault ends."""
+        """Return all nodes that may exist during the run."""
         return self._executor.hosts + self._executor.coordinators
 
     def _named_or_all(self, word: PathFault) -> list[Pair]:
@@ -525,7 +550,9 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """Return one directed pair of nodes; none if there is only one node."""
+        """Return a list with the named pair, or otherwise with a drawn pair. The list is empty if there is only one
+        node to draw from.
+        """
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -558,7 +585,9 @@ def _listed_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
-    """Yield each joining host with the index of its fault; unnamed hosts get the remaining names, in order."""
+    """Yield each joining host's name with the index of its "join" fault. Hosts without a name in the scenario get the
+    unused names, in order.
+    """
     members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
     joins = [(index, word.host) for index, word in members if word.kind == "join"]
     named = [host for _, host in joins if host]
@@ -568,19 +597,20 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 
 
 def check_budget(scenario: Scenario) -> None:
-    """Check that faults stay within the fault budget of the guarantees, unless the scenario says "beyond".
+    """Check that the faults stay within the fault budget that the guarantees assume. Skip the check if the scenario's
+    budget is "beyond".
 
-    Every drawn target counts as a separate node.
+    Each target that the scenario does not name counts as a separate node.
 
     Raises:
-        UsageError: the faults exceed the budget; the message says what to change.
+        UsageError: If the faults exceed the budget. The message explains what to change.
     """
     for problem in budget_problems(scenario) if scenario.budget == "within" else ():
         raise UsageError(f'{scenario.name}: {problem}, or say budget = "beyond"')
 
 
 def budget_problems(scenario: Scenario) -> Iterator[str]:
-    """Yield descriptions of faults that no fleet can survive."""
+    """Yield a description of each fault, or combination of faults, that no fleet can survive."""
     fleet = scenario.fleet
     words = [fault.word for fault in scenario.fault]
     hosts = _count_lost([lost for word in words for lost in _hosts_lost(word, fleet.hosts)])
@@ -599,12 +629,14 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _count_lost(lost: Sequence[str]) -> int:
-    """Return the number of lost nodes: each name counts once, and each "" counts once more."""
+    """Return the number of lost nodes. Each distinct name counts once, and each "" counts as a further node."""
     return len({name for name in lost if name}) + sum(not name for name in lost)
 
 
 def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
-    """Return the initial hosts that never restart by themselves; "" stands for an arbitrary host."""
+    """Return the initial hosts that this fault takes down and that never restart before `heal`. "" stands for an
+    arbitrary host.
+    """
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -617,7 +649,9 @@ def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
-    """Return the coordinators that never restart; "" stands for an arbitrary one, since any coordinator may reach a failpoint."""
+    """Return the coordinators that this fault takes down and that never restart before `heal`. "" stands for an
+    arbitrary coordinator, because any coordinator may reach a failpoint.
+    """
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]
@@ -630,7 +664,7 @@ def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
 
 
 def describe_faults() -> list[tuple[str, str, str]]:
-    """Return class, fault kind with its choices, and description of every fault, for display."""
+    """Return the class, the kind with its variant, and the description of every fault, for display."""
     return list(DESCRIPTIONS)
 
 
@@ -687,4 +721,4 @@ DESCRIPTIONS = (
     ("membership", "membership: leave", "a host says goodbye and ends"),
     ("membership", "membership: join", "a new host comes"),
 )
-"""Description of every fault kind, with all its shapes, modes and variants."""
+"""Class, kind and description of every fault. Each shape, mode or variant has its own entry."""

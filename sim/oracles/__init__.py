@@ -1,1 +1,3 @@
-"""Oracles: checks that must hold in every run, based on the world's own ground truth and never on what the product computes."""
+"""Oracles, which check properties that must hold in every run. They use the simulated world's own ground truth, never
+results that the product computes.
+"""

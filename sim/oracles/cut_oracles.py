@@ -1,31 +1,33 @@
 """Oracles that compare a complete epoch with the ground truth: orphans (G1), channel states (G2), images (G3, G11), `stop_when` (G3).
 
-Theory of operation
--------------------
-An epoch names one checkpoint for each of its agents. The ground truth knows after how many turns each image was taken. So it
-knows for each channel which messages had been sent and which had been consumed inside the cut. The oracles compare:
+Theory of operation ------------------- An epoch names one checkpoint for each of its agents. The ground truth records
+after how many turns each image was taken. So for each channel, it can determine which messages had been sent and which
+had been consumed inside the cut. The oracles compare:
 
-    orphan          consumed inside, but not sent inside, or still in the sender's outbox: a restart would send the message again
-    channel state   sent inside and not consumed inside, in order = stored in-transit messages, then the sender's outbox
+    orphan          consumed inside, but not sent inside, or still in the sender's outbox, so that a restart would
+    resend the message channel state   sent inside and not consumed inside, in order = stored in-transit messages, then
+    the sender's outbox
 
-*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch was either gone before the
-epoch (then all its messages count as sent inside) or was created after it (then none counts). An agent is gone if it has
-stopped, and its creation had left its parent inside the cut. Messages that wait for an agent that is leaving or gone will
-become dead letters, so these channels are not compared. No message may have left for any other agent outside the epoch.
+*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch either was gone
+before the epoch, so that all its messages count as sent inside, or was created after the epoch, so that none of its
+messages counts. An agent was gone if it has stopped and the message that created it had left its parent inside the cut.
+Messages that wait for an agent that is leaving or gone will become dead letters, so the channels to such an agent are
+not compared. No message may have left for any other agent outside the epoch.
 
 *Vector clocks* check for orphans without channel counts: the cut is consistent iff no agent depends on more turns of another
 agent than are inside the cut (Mattern 1989). Vector clocks do not cover outboxes.
 
-*Stops.* A fleet ends when its `stop_when` is true for a complete cut, and not otherwise. The oracle evaluates the user's predicate
-on every complete cut that the world reads from the store, after the other oracles have compared the cut with the ground truth. The
-oracle checks:
+*Stops.* A fleet must stop if its `stop_when` is true for a complete cut, and only then. The oracle evaluates the user's
+predicate on every complete cut that the world reads from the store, after the other oracles have compared the cut with
+the ground truth. The oracle checks:
 
-- A "stopped" fleet stopped at one of these cuts, for which the predicate is true (G3).
-- Once the predicate is true for the newest cut, the fleet ends, or completes a cut for which the predicate is false (G10). This is
-  checked at the end of a run.
-- A fleet with effects ends in a cut without open effects. Turns that have had an effect get a few seconds to end (G12).
+- If the fleet's outcome is "stopped", it stopped at one of these cuts, and the predicate is true for that cut (G3).
+- If the predicate is true for the newest cut, the fleet ends, or completes a cut for which the predicate is false
+  (G10). This is checked at the end of a run.
+- A fleet with effects stops only at a cut without open effects. Turns that have had an effect are given a few seconds
+  to end (G12).
 
-A predicate that raises an exception ends the fleet as failed, and is not judged here.
+If the predicate raises an exception, the fleet ends as failed, and this oracle does not check it.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -50,7 +52,9 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 def record_cut(
     ground_truth: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Return every agent's position in the cut, with findings for checkpoints that were never captured or that differ from their image."""
+    """Return every agent's position in a cut, and a finding for each checkpoint that was never captured or that differs
+    from its image.
+    """
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = ground_truth.branch_of(plan)
@@ -69,7 +73,7 @@ def record_cut(
 def _check_image(
     ground_truth: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint
 ) -> Iterator[Finding]:
-    """Check a stored checkpoint against its captured image and its branch."""
+    """Check that a stored checkpoint equals its captured image and belongs to its branch."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
     difference = ground_truth.difference(checkpoint)
@@ -95,7 +99,9 @@ def _add_gone(branch: Branch, cut: CutRecord) -> None:
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
-    """Return whether the creation of `agent` had left its parent inside the cut; always true for initial agents."""
+    """Return whether the message that created `agent` had left its parent inside the cut. For an initial agent, the
+    result is always true.
+    """
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -145,7 +151,9 @@ def check_counts(
 
 
 def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
-    """Check that no message had left for an agent that is outside the cut and had not left before the cut; such a message would be lost."""
+    """Check a channel to an agent that is outside the cut and was not gone before it. A message that had left on this
+    channel would be lost.
+    """
     left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -170,7 +178,9 @@ def _check_channel(
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
-    """Check that a channel's in-transit messages and the outbox are exactly the messages that were sent but not consumed inside the cut."""
+    """Check that a channel's stored messages in transit and the sender's outbox contain exactly the messages that were
+    sent inside the cut but not consumed inside it.
+    """
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
@@ -186,7 +196,9 @@ def _check_channel(
     actual = stored + parked
     sender = checkpoints.get(channel.sender)
     if sender is not None and sender.spawns and any(spawn.agent == channel.receiver for spawn in sender.spawns):
-        # A creation that waits for its id is stored separately from the outbox, unlike the messages sent before and after it.
+        # A creation that waits for its id is stored separately from the outbox. The messages sent before and after it
+        # are
+        # in the outbox.
         expected = [payload for payload in expected if payload[:1] != CREATE]
         actual = [payload for payload in actual if payload[:1] != CREATE]
     if actual != expected:
@@ -201,7 +213,9 @@ def _check_channel(
 
 
 def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
-    """Return the number of messages that the sender's turns had sent at its position, including those in its outbox."""
+    """Return how many messages the sender's turns had sent on a channel at its position, including messages in its
+    outbox.
+    """
     return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 
@@ -213,7 +227,7 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
 
 
 def check_clocks(ground_truth: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
-    """Check for orphans by comparing vector clocks."""
+    """Check for orphans in a cut by comparing vector clocks."""
     branch = ground_truth.branch_of(cut.plan)
     inside = [0] * len(ground_truth.places)
     for agent, place in cut.places.items():
@@ -237,7 +251,7 @@ def check_clocks(ground_truth: GroundTruth, cut: CutRecord) -> Iterator[Finding]
 
 
 def situations(ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
-    """Return the names of the probes that this epoch hits."""
+    """Yield the names of the probes that this epoch hits."""
     if any(any(x.in_transit.values()) for x in checkpoints.values()):
         yield "channel state not empty"
     if any(x.outbox for x in checkpoints.values()):
@@ -252,7 +266,7 @@ def situations(ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[s
 
 
 def situations_at_end(ground_truth: GroundTruth, initial: Container[str]) -> Iterator[str]:
-    """Yield the names of the probes that a finished run has hit. `initial` contains the run's initial agents."""
+    """Yield the names of the probes that a finished run hits. `initial` contains the run's initial agents."""
     dead_letters, outputs, branch = (
         ground_truth.dead_letters,
         ground_truth.outputs,
@@ -278,19 +292,19 @@ def situations_at_end(ground_truth: GroundTruth, initial: Container[str]) -> Ite
 
 
 TURNS_NS = 5_000_000_000
-"""Time in nanoseconds that a stop waits for turns that have had an effect."""
+"""Time in nanoseconds for which a stop waits until turns that have had an effect end."""
 
 
 class StopOracle:
-    """Oracle that evaluates `stop_when` for each complete cut."""
+    """Oracle that evaluates `stop_when` for each complete cut, and checks whether the fleet stops."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._holds = fleet.stop_when
         self._said: dict[int, bool] = {}
         self._held_ns: int | None = None
-        """Time at which the predicate was first true."""
+        """Time at which the predicate was first true, or None."""
         self._open: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """For each epoch: its open effects, and its running turns that have had effects."""
+        """For each epoch, its open effects, and the running turns that have had effects."""
 
     def on_cut(self, t_ns: int, cut: Cut) -> None:
         """Evaluate the predicate for a complete epoch."""
@@ -305,7 +319,7 @@ class StopOracle:
             self._said.pop(cut.epoch, None)  # the fleet will fail with the user's error
 
     def on_ended(self, t_ns: int, kind: op.EndFleet) -> Iterator[Finding]:
-        """Check a committed EndFleet entry."""
+        """Check a committed EndFleet operation."""
         effects, turns = self._open.get(kind.epoch, ((), ()))
         if kind.outcome == "stopped" and effects:
             yield "stop", "G12", f"the fleet has stopped in epoch {kind.epoch} with open effects: {', '.join(effects)}"
@@ -320,5 +334,5 @@ class StopOracle:
             yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {reason}"
 
     def required_reason(self, newest: int) -> str:
-        """Return the reason for which the fleet must end, or "" if it need not end."""
+        """Return why the fleet must end, given its newest complete epoch, or "" if it need not end."""
         return f"stop_when holds of epoch {newest}, and the fleet has not ended" if self._said.get(newest) else ""

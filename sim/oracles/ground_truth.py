@@ -1,55 +1,61 @@
-"""Ground truth of a simulated run: the sender, receiver, turn and consumption of every message.
+"""Ground truth of a simulated run. It records for every message who sent it, who received it, and in which turns it was
+sent and consumed.
 
-Theory of operation
--------------------
-The ground truth records the inputs and outputs of turns, never the product's numbers, stamps, markers or vectors. So the ground
-truth shares no assumption with the protocols that it judges.
+Theory of operation ------------------- The ground truth records the inputs and outputs of turns, and never uses the
+product's numbers, stamps, markers or vectors. So it shares no assumptions with the protocols that it is used to check.
 
-*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan consists of the checkpoint's
-history up to the turn of the image, and continues in the plan's own branch. A host that does not know the newest plan (a zombie)
-continues in the old branch. That is allowed, but none of the zombie's work may become visible in a newer branch.
+*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan begins with the
+checkpoint's history, up to the turn of the image, and continues in the plan's own branch. A host that does not know the
+newest plan yet (a zombie) continues in the old branch. This is allowed, but none of the zombie's work may become
+visible in a newer branch.
 
-*Consumption.* The message that agent j consumes from agent i under plan p must be the next message of channel i → j in branch p.
-If the channel has no next message, the consumed message was never sent (G1), or was sent only in an older branch (G9). If the
-next message is another one, a message was lost, duplicated or overtaken (G3).
+*Consumption.* The message that agent j consumes from agent i under plan p must be the next message of channel i → j in
+branch p. If the channel has no next message, the consumed message was never sent (G1), or was sent only in an older
+branch (G9). If the next message is a different message, a message was lost, duplicated or overtaken (G3).
 
-*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which the
-checkpoint was taken. The checkpoint's position is the number of turns finished before the image, over the agent's whole history.
-Message counts at a position follow by bisection, since a channel records the turn of every send and consumption. Messages of a
-finished turn that still wait in the outbox have not left the sender. Such messages belong to the sender's state, and a restart
-sends them again.
+*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which
+the checkpoint was taken. The checkpoint's position is the number of turns finished before the image, over the agent's
+whole history. Message counts at a position are found by bisection, because a channel records the turn of every send and
+consumption. Messages that a finished turn has sent but that are still in the outbox have not left the sender. They
+belong to the sender's state, and a restart resends them.
 
-*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their sender. The
-world reports such messages (`on_unroutable`). They stay in the ground truth but are skipped; an earlier checkpoint of the sender
-still contains them. The judge verifies a refused creation with `is_created`.
+*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their
+sender. The world reports such messages (`on_unroutable`). They remain in the ground truth, because an earlier
+checkpoint of the sender still contains them, but they are skipped. The judge uses `is_created` to check a refused
+creation.
 
-A turn costs one lookup for its branch and agent, and one lookup per channel; everything else is appending to lists.
+Recording a turn takes one lookup for its branch and agent, one lookup per channel, and otherwise only appends to lists.
 
 Oracles of running turns
 ------------------------
-They check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
+These oracles check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
-*Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. A host
-that was frozen while a plan replaced it may still run steps of its older incarnation when it wakes up, because steps are not fenced. The
-oracle identifies a turn by what its handler has received: the number of the agent's earlier durable turns, the turn's cause and first
-state, and the outcome of each request. Turns with the same start and outcomes are the same turn. Times are ignored: a replayed turn gets the time of
-its first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
+*Steps.* If a turn has continued after a step, the step is not run again for the same turn, despite crashes and
+recoveries from any checkpoint. There is one exception: if a host was frozen while a plan replaced it, it may still run
+steps of its older incarnation when it resumes, because steps are not fenced. The oracle identifies a turn by what its
+handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and the outcome
+of each request. Turns with the same start and outcomes are the same turn. Times are ignored, because a replayed turn
+gets the time of its first run (`ctx.now`) only if it continued after a later step. The oracle does not use the
+product's seeds, digests, logs or counts.
 
-*Waits.* A durable wait with a time limit ends when that time has passed since the wait first began; no recovery restarts the wait or
-ends it early. A wait is identified like a step: by the start of its turn and the outcomes that the turn has received. A crashed or slow
-host may be late. So the deadline is the latest of three times (the wait's own end, the last load of its agent, the end of the last
-fault), plus some tolerance. The oracle does not judge runs with wrong wall clocks.
+*Waits.* A durable wait with a time limit ends when this time has passed since the wait first began. No recovery
+restarts the wait or ends it early. A wait is identified like a step: by the start of its turn and the outcomes that the
+turn has received. A crashed or slow host may end a wait late. So the deadline is the latest of three times (the wait's
+own end, the last load of the agent, and the end of the last fault), plus a tolerance. Waits are not checked in runs
+with clock faults.
 
-*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored once
-in response. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent
-answers a request of that incarnation. A second rollback from the same place for the same reason is left to operators. This holds as long
-as the log keeps the plan of the first rollback and no operator has restored the fleet since.
+*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet
+is restored once in response. The oracle uses the turns that request rollbacks and the entries in the log. If a restore
+names an agent, this agent must have requested a rollback in the named incarnation. A second rollback at the same place
+for the same reason is left to operators. This rule applies as long as the log keeps the plan of the first rollback and
+no operator has restored the fleet since.
 
-*Effects.* No crash makes a fleet call an effect again after its turn has used the outcome, or under its old key after the effect was
-undone. The oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one
-generation. Hosts that a plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A
-restored fleet does not repeat effects executed since. If the bytes of a complete epoch are lost, the fleet may repeat effects, so the
-oracle reports nothing more.
+*Effects.* Despite crashes, a fleet never calls an effect again after a turn has used the effect's outcome, and never
+calls it under its old key after it was undone. The oracle records the keys that are sent to outside services and the
+outcomes that handlers receive. A key belongs to one effect in one generation. Hosts that a plan has replaced may call
+pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does not repeat the
+effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet
+may repeat effects, so the oracle no longer reports anything.
 """
 
 from bisect import bisect_right
@@ -90,7 +96,9 @@ from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 PATIENCE_NS = 2_000_000_000
-"""Time in nanoseconds allowed for a handler to reach its wait again, and for freezes."""
+"""Time in nanoseconds by which a wait may end after its deadline. It allows for freezes, and for a handler to reach its
+wait again.
+"""
 
 EARLY_NS = 1_000_000
 
@@ -98,12 +106,14 @@ TurnPosition = tuple[object, ...]
 
 
 class WaitOracle:
-    """Wait oracle of one run."""
+    """Oracle that checks the waits in one run."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._due_ns: dict[TurnPosition, tuple[int, int]] = {}
-        """Earliest and latest end of each wait: several histories may have reached the wait, and a replaced host continues."""
+        """Earliest and latest end of each wait. They may differ, because several histories may have reached the wait,
+        and a replaced host continues.
+        """
         self._loaded_ns: dict[str, int] = {}
 
     def on_loaded(self, t_ns: int, agent: str) -> None:
@@ -111,7 +121,9 @@ class WaitOracle:
         self._loaded_ns[agent] = t_ns
 
     def on_waiting(self, t_ns: int, place: TurnPosition, timeout_ns: int, *, is_again: bool) -> None:
-        """Record a turn's wait. If `is_again`, the turn was restored from a checkpoint taken during this wait."""
+        """Record that a turn waits. `is_again` means that the turn was restored from a checkpoint that was taken during
+        this wait.
+        """
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
@@ -120,7 +132,7 @@ class WaitOracle:
     def on_over(
         self, t_ns: int, agent: str, place: TurnPosition, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
-        """Check the end of a wait, after which its turn continues. `faults` lists the faults executed so far."""
+        """Check that a wait has ended in time. `faults` lists the faults executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
@@ -142,13 +154,14 @@ def _s(span_ns: int) -> str:
 
 
 class StepRun(msgspec.Struct):
-    """One run of a handler.
+    """One run of a handler for a turn.
 
     Attributes:
-        begun: cause, first state and number of the turn.
-        seen: outcomes of all requests of the turn so far.
-        asked: the step that is running.
-        is_counted: whether the handler has proved to be durable.
+        begun: the turn's identity: the agent, the number of its earlier durable turns, the turn's cause, and its first
+            state.
+        seen: outcomes of all the turn's requests so far.
+        asked: step that is running, or None.
+        is_counted: whether the turn is already counted as a durable turn.
         has_failed: whether the durable handler has raised an exception.
     """
 
@@ -160,22 +173,25 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Step oracle of one run of the world. The caller reports each agent's events in order. `waits` is the oracle of waits with a time
-    limit."""
+    """Oracle that checks the steps in one run. Each agent's events must be reported in order. `waits` is the oracle
+    that checks waits with a time limit.
+    """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.waits = WaitOracle(report)
         self._runs: dict[tuple[str, int], StepRun] = {}
         self._continued_steps: dict[tuple[object, ...], int] = {}
-        """First incarnation in which the turn continued from the step, by the step's place."""
+        """First incarnation in which the turn continued after a step, by the step's identity."""
         self._counts: dict[tuple[str, int], int] = {}
-        """Number of durable turns begun in the history of each (agent, incarnation)."""
+        """Number of durable turns in the history of each (agent, incarnation)."""
         self._captured: dict[tuple[str, int, int], int] = {}
-        """Number of durable turns begun before each checkpoint, by (agent, incarnation, checkpoint number)."""
+        """Number of durable turns before each checkpoint, by (agent, incarnation, checkpoint number)."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Return the identity of the agent's turn: its start, and all outcomes that it has received."""
+        """Return what identifies the current point in the agent's turn: the turn's start, and all outcomes that the
+        turn has received.
+        """
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
@@ -184,13 +200,13 @@ class StepOracle:
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)
 
     def on_loaded(self, agent: str, incarnation: int, checkpoint: AgentCheckpoint | None) -> None:
-        """Record that the agent resumes from a checkpoint, or starts in its initial state (None)."""
+        """Record that the agent resumes from a checkpoint. None means that it starts in its initial state."""
         if checkpoint is not None:
             place = agent, checkpoint.incarnation, checkpoint.number
             self._counts[agent, incarnation] = self._captured.get(place, 0)
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """Record the start of a turn or of its next segment. `state` is the agent's encoded state."""
+        """Record that a turn, or a turn's next segment, starts. `state` is the agent's encoded state."""
         place = turn.agent, turn.incarnation
         count, saved = self._counts.get(place, 0), turn.turn
         if saved is not None:
@@ -207,7 +223,9 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """Record that a turn has ended, or that its handler now waits, including requests that were answered at once."""
+        """Record that a turn has ended, or that its handler now waits. Outcomes of requests that were answered at once
+        are recorded too.
+        """
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -222,7 +240,7 @@ class StepOracle:
             self._count(ended.agent, ended.incarnation, run)
 
     def on_dead_lettered(self, agent: str, incarnation: int) -> None:
-        """Record that the message of the turn was dead-lettered."""
+        """Record that the turn's message was dead-lettered."""
         run = self._runs.get((agent, incarnation))
         if run is not None and run.has_failed:
             self._count(agent, incarnation, run)
@@ -233,7 +251,7 @@ class StepOracle:
             self._counts[agent, incarnation] = self._counts.get((agent, incarnation), 0) + 1
 
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
-        """Check a step that is being run for its turn."""
+        """Check that a step that is being run may be run for its turn."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
         continued = self._continued_steps.get(run.asked)
@@ -253,20 +271,20 @@ def _timeless(seen: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:
 
 
 class RollbackOracle:
-    """Rollback oracle of one run.
+    """Oracle that checks the rollback requests in one run.
 
     Attributes:
-        asked: time of the rollback request of each (agent, incarnation).
+        asked: time at which each (agent, incarnation) requested a rollback.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.asked: dict[tuple[str, int], int] = {}
         self._granted: dict[str, int] = {}
-        """Plan that granted each rollback, by the reason in the plan."""
+        """Number of the plan that granted each rollback, by the rollback's reason."""
 
     def on_rollback_requested(self, t_ns: int, agent: str, incarnation: int) -> None:
-        """Record a turn that ended with a rollback request."""
+        """Record that a turn has ended with a rollback request."""
         self.asked[agent, incarnation] = t_ns
 
     def on_turn(self, t_ns: int, agent: str, incarnation: int) -> None:
@@ -275,7 +293,7 @@ class RollbackOracle:
             self._report("rollback", "G3", t_ns, f"{agent} has asked that the fleet goes back, and takes a turn")
 
     def on_restored(self, t_ns: int, kind: op.Restore, plan: int) -> None:
-        """Check a restore against the recorded rollback requests."""
+        """Check that a restore that names an agent was requested by this agent, and was not granted before."""
         if not kind.agent:
             self._granted.clear()
             return
@@ -288,7 +306,9 @@ class RollbackOracle:
 
 
 class EffectOracle:
-    """Effect oracle of one run of the world. `inputs` is the oracle that knows whether bytes of a complete epoch are lost."""
+    """Oracle that checks the effects in one run. `inputs` is the oracle that records whether bytes of a complete epoch
+    were lost.
+    """
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -297,7 +317,9 @@ class EffectOracle:
         self._ended: dict[str, None] = {}
 
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
-        """Check a call of an agent's effect under this outside key. `is_present` tells whether the call was made under the newest plan."""
+        """Check that an agent may call an effect under this outside key. `is_present` means that the call was made
+        under the newest plan.
+        """
         self._called[agent, incarnation] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")
@@ -306,7 +328,7 @@ class EffectOracle:
             self._report("effects", "G12", t_ns, text)
 
     def on_started(self, turn: StartTurn) -> None:
-        """Record the outcome of an effect for which this turn's next segment has waited."""
+        """If a turn's next segment starts with the outcome of an effect, record that the effect has ended."""
         entry = turn.found
         key = self._called.pop((turn.agent, turn.incarnation), "") if entry is not None else ""
         if entry is not None and key and (entry.kind, entry.outcome) == ("effect", DONE):
@@ -314,21 +336,21 @@ class EffectOracle:
 
 
 class GroundTruth:
-    """Ground truth with all branches of one run.
+    """Ground truth of one run, with all its branches.
 
     Attributes:
         branches: branches by plan.
-        newest_plan: number of the newest plan under which any host works.
-        captured: every captured image.
-        places: index of each agent in vector clocks.
+        newest_plan: number of the newest plan that any host has followed.
+        captured: every captured image, by the checkpoint's identity.
+        places: each agent's index in vector clocks.
         messages: number of messages consumed by turns.
-        zombie_turns: number of turns under a plan that was not the newest plan.
-        dead_lettered, unroutable: number of dead letters of receivers and of senders.
-        inputs: clients' inputs and the answers to them.
-        outputs: released outputs.
-        dead_letters: dead letters and operator commands.
-        steps, effects: steps and effects of durable turns.
-        rollbacks: rollbacks that turns request.
+        zombie_turns: number of turns taken under a plan that was not the newest.
+        dead_lettered, unroutable: number of messages that became dead letters of their receiver, and of their sender.
+        inputs: oracle for clients' inputs and the answers to them.
+        outputs: oracle for released outputs.
+        dead_letters: oracle for dead letters and operator commands.
+        steps, effects: oracles for steps and for effects.
+        rollbacks: oracle for rollback requests.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -348,7 +370,8 @@ class GroundTruth:
         self.messages = 0
         self.zombie_turns = self.dead_lettered = self.unroutable = 0
         self._plan_now = -1
-        self._none_left: list[int] = []  # shared by all channels while the world does not report when messages leave
+        # Shared by all channels as long as the world does not report when messages leave.
+        self._none_left: list[int] = []
         self._histories: dict[str, AgentHistory] = {}
 
     # ---- turns, which are recorded most often ---------------------------------------------------------------------
@@ -365,7 +388,7 @@ class GroundTruth:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """Record the end of a turn or segment.
+        """Record that a turn or segment has ended.
 
         `what` is "start", "create", "message", "timer", "input", "segment", "stashed" or "letter". Only "create" and "message" consume a
         message.
@@ -410,9 +433,10 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """Record that a message became a dead letter of its receiver. The message is consumed; the only effect is the refusal of a call.
+        """Record that a message became a dead letter of its receiver. The message counts as consumed. Its only effect
+        is that a call is refused.
 
-        If `payload` is None, the payload is unknown and the channel's next message is meant.
+        If `payload` is None, the payload is unknown, and the message is the channel's next message.
         """
         self.dead_lettered += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
@@ -428,9 +452,10 @@ class GroundTruth:
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
     ) -> None:
-        """Record a message or input that was consumed in the middle of a durable turn and may get its own turn later.
+        """Record a message or input that was consumed during a durable turn. If `is_stashed`, it gets its own turn
+        later.
 
-        If `what` is "stashed", the message was consumed before.
+        If `what` is "stashed", the message had already been consumed before.
         """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
@@ -467,13 +492,13 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        if is_effect_resolution(payload):  # the effect service sees the result of the command
+        if is_effect_resolution(payload):  # the effect's service observes the result of the command
             return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_dead_letter: bool = False) -> None:
-        """Record the answer of the last turn to this input, or to the input's dead letter."""
+        """Record that the agent's last turn answered this input, or the input's dead letter."""
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_dead_letter:
@@ -483,16 +508,16 @@ class GroundTruth:
         history.answered[payload] = history.turns
 
     def on_emitted(self, plan: int, agent: str, payload: bytes) -> None:
-        """Record an output of the agent's last turn."""
+        """Record an output that the agent's last turn has emitted."""
         self.outputs.on_emitted(self.history_of(plan, agent), payload)
 
     def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
-        """Record that the fleet has been restored to an earlier epoch."""
+        """Record that the fleet was restored to an earlier epoch."""
         self.inputs.on_fallen_back()
         self.rollbacks.on_restored(t_ns, kind, plan)
 
     def on_effect_recorded(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
-        """Record an output that the runtime emitted for the agent between two of its turns."""
+        """Record an output that the runtime emitted for the agent between two turns, which reports an effect."""
         self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
         self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
 
@@ -512,7 +537,9 @@ class GroundTruth:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Return whether this branch contains a creation of `agent` that is not void, so that another creation must be refused."""
+        """Return whether this branch contains a creation of `agent` that is not void. If so, any other creation must be
+        refused.
+        """
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -521,10 +548,11 @@ class GroundTruth:
         )
 
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
-        """Record that a channel's next message has left its sender's outbox. Optional: without these calls, tracking is not judged.
+        """Record that a channel's next message has left its sender's outbox. If the world never calls this method, the
+        tracking of dependencies is not checked.
 
-        If `is_in_turn`, the sender is in the middle of a turn, or will retry a failed turn. The protocol has already processed the
-        messages that this turn consumes.
+        `is_in_turn` means that the sender is in a turn, or will retry a failed turn. In this case, the protocol has
+        already processed the messages that this turn consumes.
         """
         history = self.history_of(plan, sender)
         if 0 < history.failed_ns < t_ns:
@@ -537,8 +565,9 @@ class GroundTruth:
             channel.departed_at = [turn]
 
     def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
-        """Record that an agent's checkpoint could not be taken. The agent's later work can never be saved, so none of it may become
-        visible."""
+        """Record that an agent's checkpoint could not be taken. The agent's later work under this plan can never be
+        saved, so none of it may become visible.
+        """
         history = self.history_of(plan, agent)
         history.failed_ns = history.failed_ns or t_ns
 
@@ -548,7 +577,7 @@ class GroundTruth:
         history.stopped_at = history.turns
 
     def has_stopped(self, agent: str) -> bool:
-        """Return whether the agent has stopped, in any history."""
+        """Return whether the agent has stopped in any history."""
         histories = [branch.histories.get(agent) for branch in self.branches.values()]
         return any(history is not None and history.stopped_at for history in histories)
 
@@ -562,7 +591,7 @@ class GroundTruth:
         self._plan_now = plan
 
     def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
-        """Append the agent's vector clock after its turn; the agent's own component is the number of its turns."""
+        """Append the agent's vector clock after its latest turn. The agent's own component is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.consumed_at) <= len(channel.sent_at):
             sent_at = channel.sent_at[len(channel.consumed_at) - 1]
@@ -588,7 +617,7 @@ class GroundTruth:
             channel.consumed_at.append(turn)
 
     def _consume_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
-        """Report a payload that is not the channel's next message, unless only void messages come before it."""
+        """Report that a consumed payload is not the channel's next message, unless only void messages precede it."""
         self._skip_void(channel, turn)
         index = len(channel.consumed_at)
         if index < len(channel.sent) and channel.sent[index] == payload:
@@ -616,7 +645,7 @@ class GroundTruth:
     # ---- looking up -----------------------------------------------------------------------------------------------
 
     def branch_of(self, plan: int) -> Branch:
-        """Return the branch of a plan, or a new empty branch if the plan is unknown."""
+        """Return a plan's branch. If the plan is unknown, create an empty branch."""
         branch = self.branches.get(plan)
         if branch is None:
             branch = self.branches[plan] = Branch(plan, {}, {}, {})
@@ -624,7 +653,7 @@ class GroundTruth:
         return branch
 
     def history_of(self, plan: int, agent: str) -> AgentHistory:
-        """Return an agent's history in a branch, or a new history for a new agent."""
+        """Return an agent's history in a branch. If the agent is new, create an empty history."""
         histories = (self.branches.get(plan) or self.branch_of(plan)).histories
         history = histories.get(agent)
         if history is None:
@@ -633,7 +662,7 @@ class GroundTruth:
         return history
 
     def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelTruth:
-        """Return a channel of a branch, or a new empty channel if it is unknown."""
+        """Return a channel in a branch. If the channel is unknown, create an empty channel."""
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
@@ -648,7 +677,7 @@ class GroundTruth:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> Captured:
-        """Record an image of the agent, captured after all turns and dead letters recorded so far."""
+        """Record an image of the agent that was captured after all turns and dead letters recorded so far."""
         history = self.history_of(plan, agent)
         parked: dict[str, int] = {}
         for message in control.outbox:
@@ -679,7 +708,7 @@ class GroundTruth:
         return captured
 
     def difference(self, checkpoint: AgentCheckpoint) -> str:
-        """Return a description of how a checkpoint differs from its captured image; "" if both are equal."""
+        """Return how a checkpoint differs from its captured image, or "" if they are equal."""
         captured = self.find(checkpoint)
         if captured is None:
             return "was never captured"
@@ -690,7 +719,7 @@ class GroundTruth:
         return ""
 
     def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
-        """Return the captured image of a checkpoint, or None if no such image was captured."""
+        """Return the captured image to which a checkpoint belongs, or None if no such image was captured."""
         key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
         return self.captured.get(key)
 
@@ -698,18 +727,20 @@ class GroundTruth:
 
     @staticmethod
     def left(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return the number of messages that had left the sender at its position, including void ones."""
+        """Return how many of a channel's messages had left the sender at its position, including void messages."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
     def got(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return the number of messages that the receiver had consumed at its position, including void ones."""
+        """Return how many of a channel's messages the receiver had consumed at its position, including void messages."""
         return bisect_right(channel.consumed_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------
 
     def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
-        """Return a new branch for a plan that starts from a cut (None: from the initial states). Only events inside the cut are copied."""
+        """Create the branch for a plan that starts from a cut, where None means the initial states. Only events inside
+        the cut are copied.
+        """
         if cut is None:
             return self.branch_of(plan)
         source = self.branch_of(cut.plan)
@@ -732,7 +763,8 @@ class GroundTruth:
             channel.sent_at[:sent],
             channel.consumed_at[:got],
             void,
-            # A message that left during a turn outside the cut may depend on a message that no turn of this branch consumes.
+            # If a message left during a turn outside the cut, it may depend on a message that no turn in this branch
+            # consumes.
             [turn if turn <= sender.turns else -1 for turn in channel.departed_at[:left]],
         )
         branch.channels[channel.sender, channel.receiver] = copied
@@ -774,7 +806,7 @@ def _record_deferral(history: AgentHistory, payload: bytes, *, is_over: bool) ->
 
 
 def _end_deferred_retry(history: AgentHistory, sender: str, payload: bytes) -> None:
-    """Remove the deferred retry command of a dead letter whose turn has run."""
+    """Remove the deferred command to retry a dead letter, after the dead letter has had its turn."""
     for command in stash_of(history.put_off):
         if is_retry_of(command, sender, payload):
             _record_deferral(history, command, is_over=True)

@@ -1,4 +1,6 @@
-"""Records of the ground truth: channels, turns, images, histories, branches and cuts. `ground_truth.py` explains the theory."""
+"""Data types of the ground truth: channels, turns, images, histories, branches and cuts. `ground_truth.py` explains the
+theory.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -11,20 +13,20 @@ from snapline.agent_runtime.host.host_events import Control, Spawn
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 Key = tuple[str, int, int, int]
-"""Identity of a checkpoint: agent, incarnation, number, round."""
+"""Identity of a checkpoint: agent, incarnation, number and round."""
 
 Report = Callable[[str, str, int, str], None]
-"""Function that reports a violation, given oracle, guarantee, time and description."""
+"""Function that reports a violation. It takes the oracle, the guarantee, the time and a description."""
 
 Finding = tuple[str, str, str]
-"""Violation found by a check: oracle, guarantee and description, but not the time."""
+"""Violation that a check has found: oracle, guarantee and description. The time is missing."""
 
 Draws = tuple[object, ...]
-"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None instead of a tuple means unknown."""
+"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """Outcome of one attempt of a step, in a plain turn."""
+    """Outcome of an attempt to run a step in a plain turn."""
 
     value: object = None
     error: Exception | None = None
@@ -35,19 +37,20 @@ DIGEST_BYTES = 16
 _run_decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 NO_VOIDS: Mapping[int, int] = MappingProxyType({})
-"""Shared empty mapping, since nearly all channels have no void messages."""
+"""Empty mapping that is shared, because nearly all channels have no void messages."""
 
 
 class ChannelTruth(msgspec.Struct):
-    """All messages of one channel in one branch of the history.
+    """All messages of a channel in one branch.
 
     Attributes:
-        sent: payloads in order.
-        sent_at: for each sent message the sender's turn that sent it.
-        consumed_at: for each message consumed so far the receiver's turn that consumed or skipped it.
-        departed_at: for each message that is not void the sender's turn that began or ended last before it left; -1 if that turn
-            is not in the branch. Empty if the world does not report departures.
-        void: for each index the number of void messages that the sender had before; void messages never arrive.
+        sent: payloads of the messages, in order.
+        sent_at: for each message, the sender's turn that sent it.
+        consumed_at: for each message consumed so far, the receiver's turn that consumed or skipped it.
+        departed_at: for each message that has left, the sender's turn that had most recently begun or ended, or -1 if
+            this turn is not in the branch. Empty if the world does not report departures.
+        void: maps the index of each void message to the number of void messages that the sender had before it. Void
+            messages never arrive.
     """
 
     sender: str
@@ -60,7 +63,7 @@ class ChannelTruth(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """Input and sent messages of a turn, for its replay."""
+    """A turn's input and the messages that it sent, for replaying the turn."""
 
     plan: int
     what: str
@@ -72,12 +75,12 @@ class Turn(msgspec.Struct):
 
 
 class Captured(msgspec.Struct, frozen=True):
-    """An image of an agent's state, as captured.
+    """A captured image of an agent.
 
     Attributes:
-        turns: number of turns that had finished before the image.
-        voids: number of messages that had become void before the image.
-        parked: for each receiver the number of messages that these turns had sent but that had not left.
+        turns: number of turns that had finished before the image was captured.
+        voids: number of the agent's messages that had become void before the image was captured.
+        parked: for each receiver, the number of messages that these turns had sent but that had not left.
         digest: digest of the state.
         rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
     """
@@ -100,10 +103,10 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class DeadLetterChange(msgspec.Struct, frozen=True):
-    """Event in which a message became a dead letter, or, if `is_over`, stopped being one.
+    """Event in which a message became a dead letter or, if `is_over` is set, ceased to be a dead letter.
 
-    `turns` and `voids` give the time of the change; for a dead letter of its sender, only `voids` counts. `is_counted`: it was handled, not
-    dropped.
+    `turns` and `voids` state when the change happened. For a dead letter of its sender, only `voids` is used.
+    `is_counted` means that the dead letter was handled rather than dropped.
     """
 
     turns: int
@@ -114,12 +117,12 @@ class DeadLetterChange(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_inside(self, turns: int, voids: int) -> bool:
-        """Return whether the change happened at or before the position with these counts."""
+        """Return whether the change happened no later than the position with these counts."""
         return self.turns <= turns and self.voids <= voids
 
 
 class CommandEffect(msgspec.Struct, frozen=True):
-    """An operator command that was consumed at this turn count, with or without a turn."""
+    """An operator command that was consumed, with or without a turn, after this number of turns."""
 
     turns: int
     verb: str
@@ -127,26 +130,30 @@ class CommandEffect(msgspec.Struct, frozen=True):
 
 
 class AgentHistory(msgspec.Struct):
-    """History of one agent in one branch.
+    """An agent's history in one branch.
 
     Attributes:
-        turns: number of finished turns, over all branches that lead to this one.
-        origin: image from which the branch starts; None if the agent started in its initial state, or did not exist.
-        stopped_at: turn in which the agent stopped; 0 if it has not stopped.
-        voids: number of messages sent by the agent that are void.
-        failed_ns: time at which the agent's checkpoint failed, so that its later work cannot be saved under this plan; 0 if none failed.
-        inputs: for each input's payload the turn that consumed or dead-lettered the input.
-        replies: for each input's payload the answer of its turn.
-        answered: for each payload the turn or segment that ended with the answer.
-        dead_letter_answers: for each payload the answers of the dead letter's turns; the client may receive these, too.
-        put_off: messages deferred to a later turn, and the ends of these deferrals, as turn count, payload, and whether the deferral is
-            over.
+        turns: number of finished turns, including turns in earlier branches that lead to this branch.
+        origin: image from which the agent starts in the branch. None if the agent started in its initial state or did
+            not exist.
+        stopped_at: turn in which the agent stopped, or 0 if it has not stopped.
+        voids: number of the agent's messages that have become void.
+        failed_ns: time at which a checkpoint of the agent failed, after which its work cannot be saved under this plan.
+            0 if no checkpoint failed.
+        inputs: for each input's payload, the turn that consumed or dead-lettered the input.
+        replies: for each input's payload, the answer that its turn gave.
+        answered: for each input's payload, the turn or segment that ended with the answer.
+        dead_letter_answers: for each input's payload, the answers that turns gave to its dead letter. The client may
+            receive these answers too.
+        put_off: messages that were deferred to a later turn, and the ends of these deferrals. Each item contains the
+            number of turns, the payload, and whether the deferral has ended.
         outputs: turn and bytes of each emitted output, in order.
         dead_letters: changes of dead letters.
-        words: operator commands about dead letters, in the form in which they were consumed.
+        words: operator commands about dead letters that were consumed.
         captured: images in order, including images from before the branch.
-        log: turns in order; empty unless turns are to be replayed.
-        clocks: vector clock after each turn, indexed by `GroundTruth.places`; entry 0 is the clock before the first turn.
+        log: turns, in order. Empty unless turns are to be replayed.
+        clocks: vector clock after each turn. Entry 0 is the clock before the first turn. Components are indexed by
+            `GroundTruth.places`.
     """
 
     agent: str
@@ -184,7 +191,7 @@ class Branch(msgspec.Struct):
 
 
 class CutPlace(msgspec.Struct, frozen=True):
-    """Position of one agent in a cut. `captured` is None for an agent that does not exist yet or has left."""
+    """An agent's position in a cut. `captured` is None if the agent does not exist yet or has left."""
 
     turns: int
     voids: int
@@ -194,10 +201,10 @@ class CutPlace(msgspec.Struct, frozen=True):
 
 
 class CutRecord(msgspec.Struct):
-    """A cut of one branch: the agents in the cut, and the agents that had left before the cut.
+    """A cut of a branch. It contains the positions of the agents in the cut, and of agents that had left before it.
 
     Attributes:
-        checkpoints: for each agent the digest of its checkpoint on disk when the epoch was complete.
+        checkpoints: for each agent, the digest of its checkpoint on disk when the epoch became complete.
     """
 
     epoch: int
@@ -209,7 +216,7 @@ class CutRecord(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 NOWHERE = CutPlace(0, 0, {})
-"""Position of an agent that does not exist yet: no turns."""
+"""Position of an agent that does not exist yet, and so has taken no turns."""
 
 
 def digest_of(data: bytes) -> bytes:
@@ -218,7 +225,7 @@ def digest_of(data: bytes) -> bytes:
 
 
 def rest_of(image: Control | AgentCheckpoint) -> bytes:
-    """Return the digest of an agent's data apart from its state and channels."""
+    """Return the digest of an agent's data other than its state and channels."""
     fields = (
         image.is_started,
         image.is_leaving,
@@ -237,7 +244,9 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
-    """Return the durable turn with its whole journal, including sealed parts; a checkpoint has all of them in the turn."""
+    """Return an image's durable turn with its whole journal. In a captured image, the sealed parts of the journal are
+    added; a checkpoint already contains them.
+    """
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]
@@ -245,7 +254,7 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return the payloads that are still deferred, in order. The undo of a failed turn comes first."""
+    """Return the payloads that are still deferred, in order. A command that undoes a failed turn comes first."""
     stash: list[bytes] = []
     for _, payload, is_over in put_off:
         if is_over:
@@ -258,5 +267,5 @@ def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
 
 
 def show(payload: bytes) -> str:
-    """Return a payload as shortened text."""
+    """Return a payload as text, shortened if necessary."""
     return repr(payload if len(payload) <= 40 else payload[:37] + b"...")

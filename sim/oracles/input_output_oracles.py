@@ -1,39 +1,44 @@
-"""Oracles of data that crosses the fleet's border: clients' inputs (R1), answers to them (R2),
-released outputs (R2), and dead letters with their operator commands.
+"""Oracles for data that enters or leaves the fleet: clients' inputs (R1), answers to them (R2), released outputs (R2),
+and dead letters with their operator commands.
 
-*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
-Both guarantees hold unless the bytes of a complete epoch are lost. Clients report their inputs and the answers they received. The ground
-truth knows which inputs the turns and dead letters of each history consumed. Every input has distinct bytes, which identify it, so the
-oracle does not use the product's numbers, keys and logs.
+*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is
+never revoked (R2). Both guarantees hold unless the bytes of a complete epoch are lost. The simulated clients report
+their inputs and the answers that they receive. The ground truth records which inputs were consumed in each history, by
+turns or as dead letters. Each input is identified by its bytes, which are unique, so the oracle does not need the
+product's numbers, keys and logs.
 
-*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, and that the target epoch has not
-consumed, has no effect in later histories (R1). A client that sends such an input again must not be answered that it was accepted. The
-oracle uses plans and cuts: which plan drops inputs, and from which cut that plan starts. A later plan from the same epoch drops the same
-inputs; a plan from a later epoch of that history descends from the drop. Inputs sent to a host of the dropping plan, or of a later one,
-were not dropped. All other inputs may have been in transit.
+*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, but not consumed in the
+epoch to which the fleet is restored, has no effect in later histories (R1). If a client resends such an input, the
+answer must not be that it was already accepted. The oracle uses only which plan drops inputs, and from which cut this
+plan starts. A later plan that starts from the same epoch drops the same inputs; a plan that starts from a later epoch
+in that history inherits the drop. Inputs accepted by a host that follows the dropping plan, or a later plan, were not
+dropped. All other inputs may have been in transit.
 
-*Clients.* The oracle of inputs also checks the promises of a client's core to its program (`client/core.py`):
+*Clients.* The input oracle also checks what a client's core promises to its program (`client/core.py`):
 
 - The core reports "taken" only after a host has accepted the input.
-- An input reported as not taken is never consumed, unless it is sent again.
-- A client's inputs to one agent that have a receipt are accepted in the order in which they were sent, except those that were once in
-  doubt.
+- An input that the core reports as not taken is never consumed, unless it is resent.
+- If several of a client's inputs to the same agent have receipts, they were accepted in the order in which they were
+  sent, except for inputs whose outcome was once in doubt.
 - Each send ends at its deadline.
 - Every answer that the core passes on was given by a turn of the agent.
 
-*Outputs.* Released outputs are exactly those in the history of their cut, once and in order; outputs of rolled-back epochs are explicitly
-reverted (R2). The ground truth knows the outputs of each turn. Every output has distinct bytes, which identify it. When a leader reports a
-release, the oracle reads the release file like a reader who started with the first file. Such a reader reverts outputs of epochs above
-`after`, then adds the new outputs. The reader must then have, for each agent in the cut, exactly the outputs that the agent's turns had
-emitted by the agent's position in the cut. All outputs of an agent that leaves must have been released. The product's output numbers are
-used only to check that they are consecutive.
+*Outputs.* The released outputs are exactly the outputs in the history of their cut, each once and in order, and the
+outputs of rolled-back epochs are explicitly reverted (R2). The ground truth records the outputs of each turn. Each
+output is identified by its bytes, which are unique. When a leader reports a release, the oracle reads the release file
+like a reader that began with the first file. Such a reader reverts the outputs of epochs above `after`, and then adds
+the new outputs. The reader must then have, for each agent in the cut, exactly the outputs that the agent's turns had
+emitted by the agent's position in the cut. All outputs of an agent that has left must be released. The product's output
+numbers are used only to check that they are consecutive.
 
-*Dead letters.* Each operator command takes effect once, and a retried dead letter has one turn. The ground truth records every message that becomes a dead letter, and every turn of a retried dead letter. So the ground truth knows which
-dead letters each agent has at its position in a cut, and their number: all that were dead-lettered, minus those that had turns. The
-checkpoint must agree. For a command without a turn, the world reports the agent's answer: the dead letter was dropped, or there was none.
+*Dead letters.* Each operator command takes effect once, and a retried dead letter has one turn. The ground truth
+records every message that becomes a dead letter, and every turn of a retried dead letter. So for each agent, it
+determines which dead letters the agent has at its position in a cut, and how many: all messages that were
+dead-lettered, minus those that had a turn later. The checkpoint must agree. If a command takes no turn, the world
+reports the agent's answer, which says either that the dead letter was dropped or that there is no such dead letter.
 
-Dead letters are numbered in order, so the ground truth knows their numbers too. A command identifies its dead letter by number and by a
-digest of sender and payload, which is part of the wire format.
+Dead letters are numbered in order, so the ground truth can determine their numbers too. A command identifies its dead
+letter by the number, and by a digest of the sender and the payload, which is part of the wire format.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +73,9 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """A restore that dropped inputs: its plan, its commit time, and the number of turns of each agent in the cut from which it starts."""
+    """A restore that dropped inputs: its plan, the time of its commit, and the number of turns of each agent in the cut
+    from which the plan starts.
+    """
 
     plan: int
     at_ns: int
@@ -76,18 +83,18 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class Drops:
-    """All drops of inputs in one run."""
+    """All restores in one run that dropped inputs."""
 
     def __init__(self) -> None:
         self._of_epoch: dict[int, Drop] = {}
         self._of_plan: dict[int, list[Drop]] = {}
         self._accepted: dict[bytes, int] = {}
-        """Plan of the host that accepted the input, by payload."""
+        """Plan of the host that accepted an input, by the input's payload."""
         self._repeated: dict[bytes, int] = {}
-        """Plan of the host that answered that the input was accepted before, by payload."""
+        """Plan of the host that answered that an input had already been accepted, by the input's payload."""
 
     def on_plan(self, t_ns: int, plan: int, cut: CutRecord | None, *, is_dropping: bool) -> None:
-        """Record that a plan starts from a cut, or from the initial states (None)."""
+        """Record that a plan starts from a cut, where None means the initial states."""
         if cut is None:
             self._of_plan[plan] = []
             return
@@ -98,12 +105,14 @@ class Drops:
         self._of_plan[plan] = [*before, *own]
 
     def on_taken(self, plan: int, payload: bytes, *, is_repeated: bool) -> None:
-        """Record that a host of this plan has accepted an input, or answered that it was accepted before."""
+        """Record that a host that follows this plan has accepted an input or, if `is_repeated`, has answered that the
+        input had already been accepted.
+        """
         plans = self._repeated if is_repeated else self._accepted
         plans[payload] = max(plan, plans.get(payload, 0))
 
     def of_plan(self, plan: int) -> list[Drop]:
-        """Return the drops that belong to the history of a plan."""
+        """Return the restores in a plan's history that dropped inputs."""
         return self._of_plan.get(plan, [])
 
     def may_be_missing(self, plan: int, payload: bytes) -> bool:
@@ -111,33 +120,36 @@ class Drops:
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
     def was_reported_accepted(self, plan: int, payload: bytes) -> bool:
-        """Return whether a repeated send of a dropped input was answered as accepted, under the plan that dropped it last or a later
-        one."""
+        """Return whether the answer to a resent input was that it had already been accepted, although the plan that
+        answered had dropped the input.
+        """
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Return whether an input had been dropped, although it was acknowledged at that time and consumed in this turn of the plan's
-        history."""
+        """Return whether an input that was acknowledged at this time had been dropped before this turn in the plan's
+        history.
+        """
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )
 
 
 class InputRecord(msgspec.Struct):
-    """One input of a client.
+    """The oracle's record of a client's input.
 
     Attributes:
-        serial: position among the client's inputs, in the order of their sends.
-        acknowledged_ns: time at which the client got the receipt; 0 before that.
-        number: the number in the receipt.
-        answer: final answer that the client received; None if there is none yet.
-        is_given_up: whether the input was once in doubt, or no client waits for it, so that it may be accepted after later ones.
-        is_denied: whether the client learned that the input was certainly not accepted, and has not sent it again.
-        is_consumed: whether any history has consumed it.
+        serial: position among the client's inputs, in the order in which they were sent.
+        acknowledged_ns: time at which the client got the receipt, or 0 if it has none yet.
+        number: number in the receipt.
+        answer: final answer that the client received, or None if there is none yet.
+        is_given_up: whether the input's outcome was once in doubt, or no client waits for it. Such an input may be
+            accepted after later inputs.
+        is_denied: whether the client was informed that the input was certainly not accepted, and has not resent it.
+        is_consumed: whether the input was consumed in any history.
         is_reported_dead_letter: whether the client was informed that the input is a dead letter.
-        words: numbers under which hosts have accepted the input.
-        replies: answers that turns of any history gave to the input.
+        words: numbers under which hosts have accepted the input, now or before.
+        replies: answers that turns in any history gave to the input.
     """
 
     agent: str
@@ -155,13 +167,14 @@ class InputRecord(msgspec.Struct):
 
 
 class InputOracle:
-    """Input oracle of one run.
+    """Oracle that checks the inputs in one run, and the answers to them.
 
     Attributes:
-        offered: records of all inputs, by payload.
-        drops: inputs dropped by restores.
-        has_fallen_back: whether the fleet went back behind a complete epoch, because its bytes were lost or by a restore.
-        has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older one.
+        offered: records of all inputs that clients have sent, by payload.
+        drops: restores that dropped inputs.
+        has_fallen_back: whether the fleet was rolled back to before a complete epoch, because the epoch's bytes were
+            lost or by a restore.
+        has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older epoch.
     """
 
     def __init__(self, report: Report) -> None:
@@ -170,7 +183,7 @@ class InputOracle:
         self.offered: dict[bytes, InputRecord] = {}
         self.drops = Drops()
         self._ordered: dict[tuple[str, str], list[InputRecord]] = {}
-        """Inputs with a receipt that were never in doubt, by (client, agent)."""
+        """Inputs with a receipt whose outcome was never in doubt, by (client, agent)."""
 
     # ---- sends ----------------------------------------------------------------------------------------------------
 
@@ -179,25 +192,27 @@ class InputOracle:
         self.offered[payload] = InputRecord(agent, client, serial)
 
     def on_offered_again(self, payload: bytes, serial: int) -> None:
-        """Record that the client sends the input again, after all its earlier ones."""
+        """Record that the client resends an input, after all its earlier inputs."""
         offered = self.offered[payload]
         if offered.is_denied:
             offered.serial = serial
         offered.is_denied = False
 
     def on_given_up(self, payload: bytes) -> None:
-        """Record that the client no longer waits for the input, or was answered "unknown"."""
+        """Record that the client no longer waits for an input, or that it got the outcome "unknown"."""
         self.offered[payload].is_given_up = True
 
     # ---- receipts -------------------------------------------------------------------------------------------------
 
     def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
-        """Record a host's answer, under this plan, that it accepted the input now or before."""
+        """Record that a host that follows this plan has answered that it accepts an input, or that it had already
+        accepted it.
+        """
         self.drops.on_taken(plan, payload, is_repeated=is_repeated)
         self.offered[payload].words.append(number)
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """Check a receipt that a client got; receipts may be repeated."""
+        """Check a receipt that a client has got. A client may get several receipts for an input."""
         offered = self.offered[payload]
         if number not in offered.words:
             text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
@@ -219,7 +234,7 @@ class InputOracle:
         others.append(offered)
 
     def on_denied(self, t_ns: int, payload: bytes, why: str) -> None:
-        """Check an answer to a client that its input was certainly not accepted since its last send."""
+        """Check an answer to a client that says that its input was certainly not accepted since it was last sent."""
         offered = self.offered[payload]
         if offered.acknowledged_ns or offered.is_given_up:
             return  # an earlier send may have been accepted
@@ -229,23 +244,25 @@ class InputOracle:
             self._report("inputs", "R1", t_ns, text)
 
     def on_overdue(self, t_ns: int, client: str, what: str) -> None:
-        """Report that a program still waits after the deadline of its request."""
+        """Report that a client's program still waits after its request's deadline."""
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
-        """Report a wrong answer to a client: the agent is said to have stopped or not to exist, though it always existed."""
+        """Report that a client got an answer that the agent has stopped or does not exist, although the agent exists
+        and has never stopped.
+        """
         self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def on_replied(self, payload: bytes, reply: bytes) -> None:
-        """Record a turn's answer to the input."""
+        """Record the answer that a turn gave to an input."""
         offered = self.offered.get(payload)
         if offered is not None:
             offered.replies.append(reply)
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check the final answer that a client received from an input's turn; b"" if the turn gave none."""
+        """Check the final answer that a client received to an input. It is b"" if the input's turn gave no answer."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -255,7 +272,9 @@ class InputOracle:
         offered.answer = answer
 
     def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check an answer that the client received from a turn that may still be rolled back; b"" if the turn gave none."""
+        """Check an answer that a client received from a turn that may still be rolled back. It is b"" if the turn gave
+        no answer.
+        """
         offered = self.offered[payload]
         if answer and answer not in offered.replies:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
@@ -266,18 +285,19 @@ class InputOracle:
         self.offered[payload].is_reported_dead_letter = True
 
     def on_fallen_back(self) -> None:
-        """Record that a restore took the fleet behind a complete epoch, which may revoke final answers."""
+        """Record that a restore rolled the fleet back to before a complete epoch, which may revoke final answers."""
         self.has_fallen_back = True
 
     def on_bytes_lost(self) -> None:
-        """Record that a complete epoch is damaged and a plan starts from an older one, so that effects since then may be called again,
-        too."""
+        """Record that a complete epoch is damaged and a plan starts from an older epoch. This may revoke final answers,
+        and effects since then may be called again.
+        """
         self.has_fallen_back = self.has_lost_bytes = True
 
     # ---- consumption ----------------------------------------------------------------------------------------------
 
     def on_consumed(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        """Check the consumption of an input by the last turn or dead letter in this history."""
+        """Check that the agent may consume an input, which its latest turn or dead letter in this history has consumed."""
         offered = self.offered.get(payload)
         if offered is None or offered.agent != history.agent:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed {show(payload)}, which nobody offered it")
@@ -290,14 +310,16 @@ class InputOracle:
             offered.is_consumed = True
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
-        """Check an idle fleet: acknowledged inputs took effect in the order of their receipts, and dropped inputs had no effect."""
+        """Check, when the fleet is idle, that acknowledged inputs took effect in the order of their receipts, and that
+        dropped inputs had no effect.
+        """
         alive = dict.fromkeys(living)
         turns_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
             if not offered.acknowledged_ns:
                 continue
             if offered.agent not in alive:
-                is_over = not alive  # a fleet that has ended may leave inputs behind
+                is_over = not alive  # a fleet that has ended may leave inputs unconsumed
                 if not is_over and not offered.is_consumed and not self.drops.may_be_missing(plan, payload):
                     text = f"input {show(payload)} was acknowledged to {offered.client}, and {offered.agent} has stopped without it"
                     self._report("inputs", "R1", t_ns, text)
@@ -336,7 +358,7 @@ class InputOracle:
 
 
 class ReadRelease(msgspec.Struct, frozen=True):
-    """Outputs of one release that a reader has received, each with agent, number and payload."""
+    """Outputs that a reader has received in one release. Each output consists of agent, number and payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
@@ -348,11 +370,11 @@ def flat(had: Iterable[ReadRelease]) -> list[tuple[int, str, int, bytes]]:
 
 
 class OutputOracle:
-    """Output oracle of one run.
+    """Oracle that checks the outputs in one run.
 
     Attributes:
-        had: releases that a reader of all files has received, without reverted ones.
-        emitted: number of outputs emitted by turns, in all histories.
+        had: releases that a reader of all release files has received, without the releases that were reverted.
+        emitted: number of outputs that turns have emitted, in all histories.
         undone: number of outputs that were reverted.
     """
 
@@ -362,33 +384,36 @@ class OutputOracle:
         self.emitted = self.undone = 0
         self._lines: dict[int, int] = {}
         self._plans: dict[int, int] = {}
-        """Plan of each complete epoch."""
+        """Plan under which each complete epoch began."""
         self._released: dict[int, Release | None] = {}
 
     # ---- turns and the log ----------------------------------------------------------------------------------------
 
     def on_emitted(self, history: AgentHistory, payload: bytes) -> None:
-        """Record an output of the last turn of this history."""
+        """Record an output that the latest turn in this history has emitted."""
         self.emitted += 1
         history.outputs.append((history.turns, payload))
 
     def on_plan(self, plan: int, line_epoch: int) -> None:
-        """Record a committed plan."""
+        """Record a committed plan and the epoch from which it starts."""
         self._lines[plan] = line_epoch
 
     def on_complete(self, epoch: int, plan: int) -> None:
-        """Record a complete epoch."""
+        """Record that an epoch is complete."""
         self._plans[epoch] = plan
 
     def on_called(self, t_ns: int, agent: str, key: str) -> None:
-        """Check that readers have received the intent of an effect before the effect is called under this key, so that no failure reverts
-        the request (G12)."""
+        """Check that the intent of an effect was released before the effect is called under this key. After that, no
+        failure can revert the request (G12).
+        """
         key_bytes = key.encode()
         if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
-        """Check that all outputs of an agent that has left are released, since outputs that are still at its host are lost."""
+        """Check that all outputs of an agent that has left are released. Outputs that are still on its host would be
+        lost.
+        """
         released = [
             payload
             for each in self.had
@@ -402,7 +427,9 @@ class OutputOracle:
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Return whether the epoch is in the history of the current plan. Readers revert rolled-back outputs only with the next release."""
+        """Return whether the epoch belongs to the current plan's history. Readers revert rolled-back outputs only with
+        the next release.
+        """
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -423,11 +450,11 @@ class OutputOracle:
         *,
         is_void: bool = False,
     ) -> None:
-        """Check an epoch that a leader reports as released, against its cut in `branch` if the cut is known. `release` is None if
-        there is no file.
+        """Check an epoch that a leader reports as released. If its cut in `branch` is known, compare the outputs with
+        it. `release` is None if there is no release file.
 
-        If `is_void`, the fleet was restored to an epoch before this one. A leader that does not know that may release it late, and
-        readers need not see it.
+        `is_void` means that the fleet was restored to an earlier epoch. A leader that does not know this may still
+        release the epoch, and readers need not receive it.
         """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
@@ -465,14 +492,16 @@ class OutputOracle:
                 numbers[agent] = number
 
     def _before(self, epoch: int) -> int:
-        """Return the previous epoch in the history of this one, according to the log."""
+        """Return the epoch that precedes this epoch in its history, according to the log."""
         plan = self._plans[epoch]
         return max(
             [x for x, epoch_plan in self._plans.items() if epoch_plan == plan and x < epoch], default=self._lines[plan]
         )
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
-        """Check that a reader has exactly the outputs that the agents of the cut had emitted by their positions in the cut."""
+        """Check that a reader has exactly the outputs that the agents in the cut had emitted by their positions in the
+        cut.
+        """
         for agent, place in cut.places.items():
             history = branch.histories.get(agent)
             if history is None or place.is_gone or place.captured is None:
@@ -484,12 +513,14 @@ class OutputOracle:
                 return
 
     def check_end(self, t_ns: int, epoch: int, cut: CutRecord | None, branch: Branch) -> None:
-        """Check, in an idle or ended fleet, that the newest epoch is released even if no leader has reported the release."""
+        """Check, when the fleet is idle or has ended, that the newest epoch is released, even if no leader has reported
+        its release.
+        """
         if cut is not None and epoch not in self._released:
             self._compare(t_ns, epoch, cut, branch)
 
     def check_files(self, t_ns: int, files: Mapping[int, Release]) -> None:
-        """Check that released files still exist and are unchanged."""
+        """Check that all release files still exist and are unchanged."""
         for epoch, release in self._released.items():
             if release is not None and files.get(epoch) != release:
                 self._say(t_ns, f"what was released with epoch {epoch} is not there any more")
@@ -520,7 +551,7 @@ def _difference(agent: str, kept: list[bytes], emitted: list[bytes]) -> str:
 
 
 class KnownDeadLetter(msgspec.Struct, frozen=True):
-    """Dead letter of an agent. `number` is its position among all dead letters that the agent ever had."""
+    """An agent's dead letter. `number` is its position among all dead letters that the agent has ever had."""
 
     number: int
     sender: str
@@ -528,12 +559,12 @@ class KnownDeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> bytes:
-        """Return the digest with which commands identify this dead letter."""
+        """Return the digest by which commands identify this dead letter."""
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
 class OperatorCommand(msgspec.Struct):
-    """An operator command with its own key. `acknowledged_ns` is the time of its receipt, or 0 if there is none yet."""
+    """An operator command. `acknowledged_ns` is the time of its receipt, or 0 if there is none yet."""
 
     agent: str
     verb: str
@@ -542,11 +573,11 @@ class OperatorCommand(msgspec.Struct):
 
 
 class DeadLetterOracle:
-    """Dead-letter oracle of one simulated run.
+    """Oracle that checks the dead letters and operator commands in one run.
 
     Attributes:
         said: operator commands by key.
-        effects: number of commands in all histories, by what happened to their dead letters.
+        effects: number of commands that took effect in all histories, by their effect on the dead letter.
     """
 
     def __init__(self, report: Report) -> None:
@@ -562,7 +593,7 @@ class DeadLetterOracle:
         self.said[key] = OperatorCommand(agent, command.verb, command.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
-        """Record that the operator received the receipt of a command, possibly again."""
+        """Record that the operator has received a receipt for a command. A receipt may be repeated."""
         self.said[key].acknowledged_ns = self.said[key].acknowledged_ns or t_ns
 
     # ---- dead letters ---------------------------------------------------------------------------------------------
@@ -572,7 +603,7 @@ class DeadLetterOracle:
         history.dead_letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
     def on_dead_lettered_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
-        """Record that a retried dead letter failed again and becomes a new dead letter."""
+        """Record that a retried dead letter has failed again and becomes a new dead letter."""
         dead_letter = _meant(history, read_dead_letter_command(word))
         if dead_letter is None:
             self._say(t_ns, f"{history.agent} has dead-lettered again a dead letter that it does not have")
@@ -585,7 +616,7 @@ class DeadLetterOracle:
         history.dead_letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
 
     def on_handled(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes) -> None:
-        """Record that a turn handled a dead letter."""
+        """Record that a turn has handled a dead letter."""
         self._over(t_ns, history, sender, payload, "handled")
 
     def on_command_consumed(self, t_ns: int, history: AgentHistory, payload: bytes, reply: bytes) -> None:
@@ -629,10 +660,12 @@ class DeadLetterOracle:
     def check_end(
         self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], drops: Drops, plan: int
     ) -> None:
-        """Check an idle fleet: every acknowledged command that was not dropped has taken effect, and none more often than it was given.
+        """Check, when the fleet is idle, that every acknowledged command that was not dropped has taken effect, and
+        that no command has taken effect more often than it was given.
 
-        Commands are inputs. A restore without inputs may drop commands that were accepted before it; they have no effect after the target
-        epoch, unless its checkpoint holds them: the agent had consumed them, and put them off to a later turn.
+        Commands are inputs, so a restore that drops inputs may drop commands that were accepted before it. They have no
+        effect after the epoch to which the fleet was restored. There is one exception: if the agent had consumed a
+        command and deferred it to a later turn, the checkpoint contains the command.
         """
         alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
@@ -664,7 +697,7 @@ class DeadLetterOracle:
 
 
 def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
-    """Return whether this input is a command to retry the dead letter."""
+    """Return whether this input is a command to retry this dead letter."""
     return _is_command(payload, RETRY, KnownDeadLetter(0, sender, dead_letter).identity)
 
 
@@ -676,12 +709,12 @@ def _is_command(payload: bytes, verb: str, identity: bytes) -> bool:
 
 
 def command_name(key: str) -> bytes:
-    """Return the name of a command among the inputs that may be dropped."""
+    """Return the name that identifies a command among the inputs that may be dropped."""
     return b"word " + key.encode()
 
 
 def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[KnownDeadLetter]:
-    """Return an agent's dead letters in order, either at present or at a position in a cut."""
+    """Return an agent's dead letters in order, either its current dead letters or those at a position in a cut."""
     dead_letters: list[KnownDeadLetter] = []
     number = 0
     for change in _changes(history, place):
@@ -698,7 +731,7 @@ def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> lis
 def check_dead_letters(
     history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int
 ) -> Iterator[str]:
-    """Yield descriptions of differences between the dead letters of a checkpoint and the ground truth."""
+    """Yield a description of each difference between a checkpoint's dead letters and the ground truth."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])
     prefix = f"epoch {epoch}: {checkpoint.agent}"

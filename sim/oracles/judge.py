@@ -1,9 +1,9 @@
-"""The judge: the only interface through which the simulated world reports events to the ground truth and the oracles.
+"""The judge, which is the only interface through which the simulated world reports events to the ground truth and the
+oracles.
 
-Theory of operation
--------------------
-The world calls one method for each event and command of the production cores, in order. The judge updates the ground truth
-(`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
+Theory of operation ------------------- The world calls a method for each event and command of the production cores, in
+order. The judge updates the ground truth (`sim/oracles/ground_truth.py`), and runs each oracle when one of these things
+happens:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              turn_oracles.py
@@ -20,13 +20,13 @@ The world calls one method for each event and command of the production cores, i
     a core has raised       core                                                  here
     the run is over         replay G3; useless and tracking G6                    replay_oracles.py, useless.py
 
-Findings are appended to `violations`; the world ends the run after the event that caused the first violation. If a run exceeds the fault
-budget, the store may lose complete epochs, so epochs that cannot be read are not judged.
+Findings are appended to `violations`. The world ends the run after the event that caused the first violation. If a run
+exceeds the fault budget, the store may lose complete epochs, so an unreadable epoch is not a violation.
 
-Duties of the world:
+The world's duties:
 
 1. Report every event and command in the order of the core's commands.
-2. Call `on_turn` before the core learns of the turn's end, and `on_captured` when the image is taken.
+2. Call `on_turn` before the core learns that the turn has ended, and `on_captured` when the image is captured.
 3. Read epochs and packs without the disk faults that hosts experience.
 """
 
@@ -65,21 +65,24 @@ from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20
-"""Number of violations kept per run. The first violation ends the run, and one event rarely causes more."""
+"""Maximum number of violations kept per run. The first violation ends the run, and a single event rarely causes more."""
 
 CUTS_KEPT = 64
-"""Number of complete epochs whose cuts are kept, for plans that start from them. A simulated run stores far fewer epochs."""
+"""Number of complete epochs whose cuts are kept, because plans may start from them. A simulated run stores far fewer
+epochs.
+"""
 
 
 class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules by which a run is judged.
+    """Rules according to which a run is checked.
 
     Attributes:
-        budget: "within" or "beyond" the fault budget.
-        wanted: the user's retention policy.
+        budget: "within" or "beyond", as in the scenario.
+        wanted: retention policy that the coordinator must follow, or None.
         check_cut: function that checks the workload's invariant.
-        with_clocks, with_replay: whether the most expensive oracles run too.
-        is_own: whether the fleet is a user's.
+        with_clocks, with_replay: whether to run the oracles that use vector clocks, and that replay turns. These are
+            the most expensive.
+        is_own: whether the fleet is a user's own.
     """
 
     protocol: str
@@ -92,16 +95,16 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judge:
-    """Ground truth and oracles of one run.
+    """The ground truth and the oracles of one run.
 
     Attributes:
-        violations: the first violations.
-        probes: noteworthy situations that occurred in this run.
-        ground_truth: who sent, received and consumed each message.
+        violations: violations found, up to `VIOLATIONS_MAX`.
+        probes: probes that this run has hit.
+        ground_truth: ground truth of the run.
         replays: the replay oracle.
         on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is called most often.
-        on_frozen: method of `LivePlaces` for a host whose agents are frozen.
-        on_unsaved: method of `LivePlaces` for an agent that cannot be saved.
+        on_frozen: method of `LivePlaces` to call when a host has frozen its agents.
+        on_unsaved: method of `LivePlaces` to call when a frozen agent cannot be saved.
     """
 
     def __init__(self, terms: JudgeTerms, *, fleet: Fleet, agents: Sequence[str]) -> None:
@@ -133,7 +136,9 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image that has just been captured by the command CaptureState ("coordinated") or TakeCheckpoint."""
+        """Record an image that was just captured by a CaptureState command (with the basis "coordinated") or a
+        TakeCheckpoint command.
+        """
         if control.is_born:
             self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
@@ -145,9 +150,10 @@ class Judge:
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """Check a refused creation, which has no effect. The refusal is right if this history has already created an agent with that id.
+        """Check that a creation was rightly refused. This is the case if an agent with this id has already been created
+        in this history.
 
-        A refusal is also right for a host of an older plan, and in a fleet that has its maximum size.
+        A refusal is also right on a host that follows an older plan, and in a fleet that has reached its maximum size.
         """
         self.ground_truth.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
@@ -158,7 +164,9 @@ class Judge:
         self.report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
-        """Check an agent that a host has loaded from the recovery line of a plan, or in its initial state (None)."""
+        """Check an agent that a host has loaded from a plan's recovery line. If `checkpoint` is None, the agent was
+        loaded in its initial state.
+        """
         cut = self._cuts.get(line_epoch)
         if plan not in self.ground_truth.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
@@ -196,7 +204,7 @@ class Judge:
     def on_committed(
         self, t_ns: int, index: int, operation: op.Operation, result: OperationResult, state: FleetView
     ) -> None:
-        """Check a committed log entry; `state` is the coordinator's state after the entry."""
+        """Check a committed log entry. `state` is the coordinator's state after the entry."""
         self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
         is_repeated = self._outcomes.is_repeated(operation)
         self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
@@ -254,13 +262,16 @@ class Judge:
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
-        """Check a committed plan against the hosts that froze in time. Optional: without this call, only durable lines are judged."""
+        """Check that a committed plan takes account of the hosts that froze in time. If the world never calls this
+        method, only lines of durable checkpoints are checked.
+        """
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
         live = self._live.of(frozen, plan)
         request = (operation.client, operation.sequence)
-        # An agent without a stored checkpoint cannot be part of a recovery line, so only the initial states remain.
+        # If an agent has no stored checkpoint, it cannot be part of a recovery line, so only the initial states are
+        # possible.
         is_possible = cut is not None or (not kind.line_epoch and self._lines.knows(request, self._fleet.agents))
         if live and is_possible and not self._outcomes.is_limited(plan) and self._is_autonomous and self._is_within:
             self.probes.hit("survivors judged")
@@ -275,7 +286,9 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """Check the outcome of a proposal, as a leader has learned it; `index` is the entry's index if the world knows it."""
+        """Check a proposal's outcome, as a leader has learned it. `index` is the entry's index, or None if the world
+        does not know it.
+        """
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -283,10 +296,10 @@ class Judge:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def on_damaged_base(self, epoch: int) -> None:
-        """Record that an epoch about to be reported complete refers to a damaged file of an earlier epoch.
+        """Record that an epoch that will be reported as complete refers to a damaged file from an earlier epoch.
 
-        A writer that reuses bytes does not read them again, so it cannot detect the damage. A recovery that needs these bytes detects the
-        damage and uses an older epoch.
+        A writer that reuses stored bytes does not read them again, so it cannot detect the damage. A recovery that
+        needs these bytes detects the damage, and uses an older epoch.
         """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
@@ -294,7 +307,7 @@ class Judge:
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check a complete epoch, which the world has read from the store as it was written."""
+        """Check a complete epoch, whose checkpoints the world has read from the store as they were written."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
             if self._is_within:
@@ -315,7 +328,7 @@ class Judge:
     def on_read_back(
         self, t_ns: int, epoch: int, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check that a kept epoch, read long after its completion, is unchanged."""
+        """Check that a kept epoch that was read long after its completion is unchanged."""
         cut = self._cuts.get(epoch)
         if cut is None or not self._is_within:
             return
@@ -329,14 +342,15 @@ class Judge:
             self.report("restored", "G11", t_ns, text)
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
-        """Check a deletion of files. `before_ms` holds the creation times of epochs with a ref before the deletion, `after` the epochs with
-        a ref after it."""
+        """Check that a deletion of files follows the retention policy. `before_ms` contains the creation times of the
+        epochs that had a ref before the deletion, and `after` the epochs that have a ref after it.
+        """
         if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-        """Compare an epoch with the ground truth; all its images must be known."""
+        """Compare an epoch with the ground truth. All its images must be known."""
         self._report_all(t_ns, cut_oracles.check_counts(self.ground_truth, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cut_oracles.check_clocks(self.ground_truth, cut))
@@ -366,23 +380,29 @@ class Judge:
         return line.plan if line is not None else self.ground_truth.newest_plan
 
     def _base_of(self, epoch: int) -> int:
-        """Return the newest epoch that was complete before this one. The world may report that epoch before or after its commit."""
+        """Return the newest complete epoch other than this epoch. The world may report this epoch before or after its
+        completion is committed.
+        """
         return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
 
     def on_published(self, t_ns: int, epoch: int, root: str) -> None:
-        """Check a ref that has been published."""
+        """Check a ref that was published."""
         self.probes.hit("ref published")
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
     def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
-        """Check the outputs of an epoch that a leader reports as released; `release` is None if there is no release file."""
+        """Check the outputs of an epoch that a leader reports as released. `release` is None if there is no release
+        file.
+        """
         cut = self._cuts.get(epoch)
         branch = self.ground_truth.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
         is_void = self._outcomes.is_void(epoch)
         self.ground_truth.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
-        """Check a condemned epoch. `is_whole` tells whether every byte of the epoch is on disk as it was written."""
+        """Check that an epoch was rightly condemned. `is_whole` means that every byte of the epoch on the disk is as it
+        was written, so the epoch should not have been condemned.
+        """
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self.report("outcome", "G4", t_ns, text)
@@ -390,7 +410,7 @@ class Judge:
     # ---- checkpoints of single agents -------------------------------------------------------------------------------
 
     def on_checkpoints_durable(self, t_ns: int, plan: int, checkpoints: Sequence[AgentCheckpoint]) -> None:
-        """Check the checkpoints of a durable pack."""
+        """Check the checkpoints in a durable pack, and record them as durable."""
         for checkpoint in checkpoints:
             self._check_captured(t_ns, "a pack holds", checkpoint)
             captured = self.ground_truth.find(checkpoint)
@@ -407,9 +427,11 @@ class Judge:
         self._lines.note_damage(plan)
 
     def on_deleted(self, t_ns: int, newest_readable: bool, missing: Sequence[tuple[str, int]], plan: int = 0) -> None:
-        """Check a deletion of files. `missing` lists agent and number of each deleted checkpoint in packs of `plan`.
+        """Check that a deletion of files deleted nothing that a recovery may need. `missing` lists the agent and number
+        of each deleted checkpoint in packs of `plan`.
 
-        If `plan` is 0, the plan is unknown. Then only numbers that occur in no pack of an earlier plan are judged.
+        If `plan` is 0, the plan is unknown. In this case, only numbers that occur in no pack of an earlier plan are
+        checked.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
@@ -426,7 +448,9 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """Return (turns, checkpoints) that each affected agent loses when the plan after `plan` starts from this epoch."""
+        """Return, for each affected agent, how many (turns, checkpoints) it loses if the plan after `plan` starts from
+        this epoch.
+        """
         source = self.ground_truth.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []
@@ -437,12 +461,15 @@ class Judge:
         return losses
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the agent has consumed this input in the cut of an epoch; True if the cut does not contain the agent."""
+        """Return whether the agent has consumed this input in an epoch's cut. If the cut does not contain the agent,
+        return True.
+        """
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the cut of an epoch contains the turn that answered the input, or its dead letter; True if the cut lacks the
-        agent."""
+        """Return whether an epoch's cut contains the turn that answered the input, or the input's dead letter. If the
+        cut does not contain the agent, return True.
+        """
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
     def _holds(
@@ -458,7 +485,7 @@ class Judge:
         return turn is not None and turn <= cut.places[agent].turns
 
     def beyond_line(self) -> list[str]:
-        """Return the agents that have taken turns since the newest complete epoch."""
+        """Return the agents that have taken turns after the cut of the newest complete epoch."""
         branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         cut = self._cuts.get(self._outcomes.newest_complete)
         places = cut.places if cut is not None else {}
@@ -466,11 +493,11 @@ class Judge:
         return [history.agent for history in histories if history.turns > places.get(history.agent, NOWHERE).turns]
 
     def required_stop_reason(self) -> str:
-        """Return the reason for which the fleet must end by itself, or "" if it need not end."""
+        """Return why the fleet must end because of `stop_when`, or "" if it need not end."""
         return self._stop.required_reason(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
-        """Return the number of turns that an agent has finished in the history of the newest plan."""
+        """Return how many turns an agent has finished in the newest plan's history."""
         branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         history = branch.histories.get(agent) if branch is not None else None
         return history.turns if history is not None else 0
@@ -478,7 +505,7 @@ class Judge:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
-        """Report a product core that raised an exception or violated one of its invariants."""
+        """Report that one of the product's cores raised an exception or violated one of its invariants."""
         self.report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(
@@ -492,8 +519,9 @@ class Judge:
     ) -> None:
         """Run the final checks.
 
-        `states` holds the states of the agents that are between two turns. If `is_quiet`, no turn is running, so the inputs of agents in
-        `heard`, which have received all messages, are compared. If `is_released`, the outputs of the newest complete epoch are released.
+        `states` contains the states of the agents that are not in a turn. `is_quiet` means that no turn is running;
+        then the inputs of the agents in `heard`, which must have received all messages, are checked. `is_released`
+        means that the outputs of the newest complete epoch are released.
         """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cut_oracles.situations_at_end(self.ground_truth, self._fleet.agents):

@@ -1,56 +1,64 @@
-"""Oracles of recovery lines: a line is maximal and includes survivors (G5), and no data that a later line needs is deleted (G7).
+"""Oracles for recovery lines. They check that a line is maximal and includes survivors (G5), and that no data that a
+later line needs is deleted (G7).
 
-Theory of operation
--------------------
-An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal consistent line*
-of a set of checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two independent
-searches over all durable checkpoints must agree. The first search starts with the latest checkpoints and lowers each agent that has
-consumed an unsent message. The second search, for small fleets, tries every combination.
+Theory of operation ------------------- An epoch of an autonomous protocol is a recovery line over checkpoints that
+agents took independently. The *maximal consistent line* of a set of checkpoints is unique: if two cuts are consistent,
+so is the cut with the later checkpoint of each agent. Two independent searches over all durable checkpoints must find
+the same line. The first search starts with the latest checkpoints, and lowers each agent that has consumed an unsent
+message. The second search, which is for small fleets, tries every combination.
 
-*Exactness.* The coordinator computes the line when it proposes BeginEpoch, over the checkpoints that it knows then. The world does
-not inspect the coordinator, but has a lower and an upper bound per agent for that knowledge:
+*Exactness.* The coordinator computes the line when it proposes BeginEpoch, from the checkpoints that it knows at this
+time. The world does not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints
+that the coordinator knows:
 
-    known     checkpoints that the coordinator had acknowledged to hosts, and the base (the last epoch's line)
-    durable   checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
+    known     the checkpoints that the coordinator had acknowledged to hosts, and the base (the previous epoch's line)
+    durable   the checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
 
-Reports of one agent arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between the two
-bounds. A line L is right iff L is the maximal line of some choice of prefixes. Maximal lines only grow with the set, and L must
-be in the set, so the smallest choice decides: L is right iff L is durable and is the maximal line over all numbers up to
-max(known, L). If known = durable, L must equal the maximal line of all checkpoints.
+An agent's reports arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between
+the two bounds. A line L is correct iff L is the maximal line for some choice of prefixes. A larger set never has a
+lower maximal line, and the set must contain L, so only the smallest such choice matters: L is correct iff L is durable
+and is the maximal line over all numbers up to max(known, L). If known = durable, L must equal the maximal line of all
+checkpoints.
 
-If a checkpoint is damaged, the coordinator omits that checkpoint and all later ones of its agent. After `note_damage` and until the
-next plan, the oracle judges only that the line is durable, consistent and not below its base.
+If a checkpoint is damaged, the coordinator omits that checkpoint and all later ones of its agent. From `note_damage`
+until the next plan, the oracle checks only that the line is durable, consistent and not below its base.
 
-*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are asked to freeze, and frozen agents are saved to the
-store. So the plan starts from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live places of hosts
-that froze in time to the candidates that the coordinator knew. The coordinator's actual knowledge does not show whether it waited for
-these states, so the oracle uses the knowledge that the coordinator could have had.
+*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are requested to freeze their agents, and
+frozen agents are saved to the store. So the plan must start from the greatest line over durable checkpoints *and live
+states*: `check_plan` adds the live positions on hosts that froze in time to the candidates that the coordinator knew.
+What the coordinator actually knew does not show whether it waited for these states, so the oracle uses what the
+coordinator could have known.
 
-A host *froze in time* if three conditions hold. The host had been asked when the plan was proposed, it answered within the time limit,
-and the stream of the request was still open when the plan was committed. A correct coordinator has received such an answer before its
-proposal. A host of the plan that has not answered on such a stream also counts until its time limit, since the coordinator had to wait
-for it. A host that is late or had no stream does not count. A host that answers after the proposal of a plan without that host does not
-count either, since the coordinator does not wait for an evicted host.
+A host *froze in time* if three conditions hold. It had been requested to freeze before the plan was proposed, it
+answered within the time limit, and the stream of the request was still open when the plan was committed. A correct
+coordinator has received such an answer before its proposal. If a host in the plan has not answered on such a stream, it
+also counts as long as its time limit has not passed, because the coordinator had to wait for it. A host that is late or
+had no stream does not count. If a host is not in the plan and answers only after the proposal, it does not count
+either, because the coordinator does not wait for an evicted host.
 
-The ground truth provides the frozen places at the moment of the freeze (or of the plan, if the host has not frozen yet). A place has
-the turns and departed messages of each agent that was not in a turn and whose state could be saved. The greatest consistent line of
-these places and of the acknowledged checkpoints, at or above the line of the plan, must be the line of the plan itself. The oracle uses
-no code of `recovery/`.
+The ground truth provides the frozen positions at the time of the freeze (or of the plan, if the host has not frozen
+yet). There is a position for each agent that was not in a turn and whose state could be saved; it consists of the
+agent's turns and departed messages. Consider the greatest consistent line, at or above the plan's line, over these
+positions and the acknowledged checkpoints. It must equal the plan's line. The oracle uses no code from `recovery/`.
 
 *Deleted checkpoints* (G7). A later recovery may need two kinds of data:
 
-- The whole newest complete epoch, from which the next plan starts. The world reads this epoch after every deletion.
-- In autonomous protocols, each checkpoint of the current plan after this epoch, since lines only advance. A later line may contain the
-  checkpoint. Or the line contains a later checkpoint of the agent and needs the log of messages sent in between.
+- The newest complete epoch as a whole, because the next plan starts from it. The world reads this epoch after every
+  deletion.
+- Under autonomous protocols, each checkpoint of the current plan after this epoch, because lines only advance. A later
+  line may contain this checkpoint, or it may contain a later checkpoint of the same agent and need the log of the
+  messages sent in between.
 
-No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. An agent that has left the fleet is
-in no epoch that begins later, so its checkpoints are not needed once the earlier epochs are over. In koo-toueg fleets a checkpoint after
-the line is tentative, and is deleted when its round aborts, so only the epoch is judged.
+No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. If an agent has
+left the fleet, it is in no epoch that begins later, so its checkpoints are not needed when all earlier epochs have
+ended. In koo-toueg fleets, a checkpoint after the line is tentative and is deleted if its round aborts, so only the
+epoch is checked.
 
-*Deleted epochs.* Epochs that the user's retention policy keeps, in addition to those that a recovery needs, must not be deleted. The oracle
-has each epoch's creation time in milliseconds, which the manifest contained when the epoch was complete. A policy keeps the newest `last`
-epochs, and the newest epoch of each of the newest `hourly` and `daily` time spans, counted backwards from the newest epoch. If an epoch's
-time lies in the future, a clock is wrong. The policy deletes no such epochs, and the oracle judges nothing while they exist.
+*Deleted epochs.* Epochs that the user's retention policy keeps must not be deleted, in addition to the epochs that a
+recovery needs. The oracle uses each epoch's creation time in milliseconds, which is read from the manifest. A policy
+keeps the newest `last` epochs, and the newest epoch in each of the latest `hourly` and `daily` time spans, counted
+backwards from the newest epoch. If an epoch's creation time lies in the future, a clock is wrong. The policy does not
+delete such epochs, and as long as they exist, the oracle checks nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,14 +80,15 @@ from snapline.sim.oracles.ground_truth_records import (
 )
 
 COMBINATIONS_MAX = 512
-"""Maximum number of cuts that are tried one by one, in fleets of at most `AGENTS_MAX` agents. More cuts would take most of the run's
-time."""
+"""Maximum number of cuts that are tried one by one, in fleets with at most `AGENTS_MAX` agents. More cuts would take
+most of the run's time.
+"""
 
 AGENTS_MAX = 4
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that a recovery line may contain. Number 0 also stands for an agent that does not exist yet."""
+    """A checkpoint that a recovery line may contain. The number 0 also stands for an agent that does not exist yet."""
 
     number: int
     place: CutPlace
@@ -87,12 +96,13 @@ class Candidate(msgspec.Struct, frozen=True):
 
 Candidates = Mapping[str, Sequence[Candidate]]
 Channels = Sequence[tuple[str, str, list[int], list[int]]]
-"""Per channel: sender, receiver, messages that had left at each candidate of the sender, messages consumed at each candidate of the
-receiver."""
+"""For each channel, its sender, its receiver, the number of messages that had left at each candidate of the sender, and
+the number consumed at each candidate of the receiver.
+"""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
-    """Count the sent and consumed messages of each channel at each candidate."""
+    """Count, for each channel, the messages that had left and were consumed at each candidate."""
     return [
         (
             sender,
@@ -106,7 +116,9 @@ def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTr
 
 
 def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops` (indices of candidates), by lowering agents until there is no orphan."""
+    """Return the maximal line at or below `tops`, found by lowering agents until there is no orphan. Lines are indices
+    of candidates.
+    """
     line = dict(tops)
     is_changing = True
     while is_changing:
@@ -119,7 +131,7 @@ def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | None:
-    """Return the maximal line at or below `tops` by trying every cut, or None if there are too many cuts."""
+    """Return the maximal line at or below `tops`, found by trying every cut, or None if there are too many cuts."""
     agents = list(tops)
     count = 1
     for top in tops.values():
@@ -138,7 +150,7 @@ def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
     """Return the maximal line at or below `tops`, computed by both searches.
 
     Raises:
-        AssertionError: the two searches disagree, which means that this module has a bug.
+        AssertionError: If the two searches disagree, which means that this module has a bug.
     """
     line = lowered(tops, channels)
     other = searched(tops, channels)
@@ -147,7 +159,7 @@ def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 class LineOracle:
-    """Durable checkpoints of each plan, and their possible lines."""
+    """Oracle that checks recovery lines against the durable checkpoints of each plan."""
 
     def __init__(self, ground_truth: GroundTruth) -> None:
         self._ground_truth = ground_truth
@@ -160,20 +172,22 @@ class LineOracle:
     # ---- reports of the world -------------------------------------------------------------------------------------
 
     def on_durable(self, plan: int, captured: Captured) -> None:
-        """Record a durable checkpoint."""
+        """Record that a checkpoint is durable."""
         self._durable.setdefault(plan, {}).setdefault(captured.agent, {})[captured.number] = captured
 
     def on_known(self, plan: int, agent: str, number: int) -> None:
-        """Record that the coordinator has acknowledged this checkpoint and all earlier ones of the agent."""
+        """Record that the coordinator has acknowledged this checkpoint and all earlier checkpoints of the agent."""
         known = self._known.setdefault(plan, {})
         known[agent] = max(number, known.get(agent, 0))
 
     def note_damage(self, plan: int) -> None:
-        """Record that a checkpoint file was damaged under this plan."""
+        """Record that a checkpoint file from this plan was damaged."""
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """Record a proposed BeginEpoch or CommitPlan, whose line is fixed by now. A repeated proposal has the same line."""
+        """Record that a BeginEpoch or CommitPlan was proposed, so its line is fixed. A repeated proposal has the same
+        line.
+        """
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
@@ -189,7 +203,7 @@ class LineOracle:
         return {agent: max(numbers) for agent, numbers in self._durable.get(plan, {}).items()}
 
     def is_of_one_plan(self, plan: int, agent: str, number: int) -> bool:
-        """Return whether a checkpoint of this number was durable under `plan` and under no other plan."""
+        """Return whether the agent's checkpoint with this number is durable under `plan` and under no other plan."""
         plans = [each for each, agents in self._durable.items() if number in agents.get(agent, {})]
         return plans == [plan]
 
@@ -199,7 +213,9 @@ class LineOracle:
     # ---- judging --------------------------------------------------------------------------------------------------
 
     def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
-        """Check a line that became an epoch. `base` is the previous epoch's line, or None for the initial states."""
+        """Check a recovery line that became an epoch. `base` is the previous epoch's line, or None for the initial
+        states.
+        """
         candidates = self._candidates(cut, base)
         line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
         late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
@@ -236,7 +252,7 @@ class LineOracle:
         for agent, number in line.items():
             stopped_at, place = histories[agent].stopped_at, cut.places.get(agent, NOWHERE)
             if number < best[agent] and stopped_at and place.turns >= stopped_at:
-                continue  # the ground truth has no messages consumed after the stop
+                continue  # the ground truth records no consumption after the agent stopped
             if number < best[agent]:
                 yield (
                     "line",
@@ -261,8 +277,9 @@ class LineOracle:
     def check_plan(
         self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
-        """Check the plan that replaces `plan` and starts from `cut` (None: the initial states), given the places of agents that were frozen
-        in time."""
+        """Check the plan that replaces `plan` and starts from `cut`, where None means the initial states. `live`
+        contains the positions of the agents that were frozen in time.
+        """
         if plan in self._is_damaged:
             return
         known = self._proposed.get(request, {})
@@ -289,14 +306,16 @@ class LineOracle:
                 return
 
     def is_in_doubt(self, cut: CutRecord) -> bool:
-        """Return whether more than one line would be right."""
+        """Return whether more than one line would be correct."""
         known = self._known_of(cut)
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Return the candidates of each agent of the branch that still exists: its checkpoint in the base and all later durable ones.
+        """Return the candidates of each agent in the branch that still exists: its checkpoint in the base, and all
+        later durable checkpoints.
 
-        Agents that ended before the cut constrain no other agent, since all their messages are inside the cut.
+        Agents that were gone before the cut do not constrain other agents, because all their messages are inside the
+        cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
@@ -314,8 +333,9 @@ class LineOracle:
 
 
 def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
-    """Yield the consecutive checkpoints after a number. Checkpoints after a gap do not count, since the missing checkpoint's part of the
-    log is lost."""
+    """Yield the checkpoints that follow a number consecutively. Checkpoints after a gap do not count, because the
+    missing checkpoint's part of the log is lost.
+    """
     while (captured := durable.get(number := number + 1)) is not None:
         yield Candidate(number, _place(captured))
 
@@ -329,17 +349,18 @@ def _number(place: CutPlace) -> int:
 
 
 def _index(candidates: Sequence[Candidate], number: int) -> int:
-    """Return the index of the newest candidate whose number is at most `number`."""
+    """Return the index of the newest candidate whose number is at most `number`, or 0 if there is none."""
     return max(index for index, x in enumerate(candidates) if x.number <= number or index == 0)
 
 
 Request = tuple[str, int]
-"""Client and sequence of a proposal."""
+"""Client and sequence number of a proposal."""
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """A host that froze in time. `is_awaited`: it has not answered yet, and its time limit has not passed. `start` is the host generation
-    (0: unknown)."""
+    """A host that froze in time. `is_awaited` means that the host has not answered yet and its time limit has not
+    passed. `start` is the host generation, or 0 if it is unknown.
+    """
 
     host: str
     plan: int
@@ -359,20 +380,20 @@ class _FreezeRequest(msgspec.Struct):
 
 
 class Freezes:
-    """Freeze requests of one leader and their answers, by stream number."""
+    """Records a leader's freeze requests and the answers to them, by stream number."""
 
     def __init__(self) -> None:
         self._asked: dict[int, _FreezeRequest] = {}
         self._proposed: dict[Request, tuple[int, dict[int, _FreezeRequest]]] = {}
 
     def on_freeze_sent(self, stream: int, host: str, freeze: FreezeAgents, t_ns: int) -> None:
-        """Record a FreezeAgents request."""
+        """Record that a FreezeAgents request was sent."""
         known = self._asked.get(stream)
         if known is None or (known.plan, known.number) != (freeze.plan, freeze.number):
             self._asked[stream] = _FreezeRequest(host, freeze.plan, freeze.number, t_ns)
 
     def on_answered(self, stream: int, answer: AgentsFrozen, t_ns: int) -> None:
-        """Record an AgentsFrozen answer."""
+        """Record an AgentsFrozen answer, unless it is late or belongs to another request."""
         asked = self._asked.get(stream)
         is_matching = asked is not None and (asked.plan, asked.number) == (answer.plan, answer.number)
         if asked is not None and is_matching and t_ns <= asked.t_ns + FREEZE_NS:
@@ -380,15 +401,17 @@ class Freezes:
             asked.answered_ns = t_ns
 
     def on_closed(self, stream: int) -> None:
-        """Remove the request of a stream that has ended."""
+        """Remove the request on a stream that has closed."""
         self._asked.pop(stream, None)
 
     def on_plan_proposed(self, request: Request, t_ns: int) -> None:
-        """Record a proposed CommitPlan; a repeated proposal counts as the same decision."""
+        """Record that a CommitPlan was proposed. A repeated proposal counts as the same decision."""
         self._proposed.setdefault(request, (t_ns, dict(self._asked)))
 
     def in_time(self, request: Request, hosts: Sequence[str]) -> Iterator[Frozen]:
-        """Yield the hosts of the plan (`hosts`) that froze in time for this committed proposal."""
+        """Yield the freezes of the hosts that froze in time for this committed proposal. `hosts` are the hosts in the
+        plan.
+        """
         proposed_ns, asked = self._proposed.get(request, (0, {}))
         for stream, request_ in asked.items():
             if self._asked.get(stream) is not request_:
@@ -401,16 +424,17 @@ class Freezes:
 
 
 class LivePlaces:
-    """Positions of agents in the ground truth when their hosts froze."""
+    """Records the agents' positions in the ground truth when their hosts froze."""
 
     def __init__(self, ground_truth: GroundTruth) -> None:
         self._ground_truth = ground_truth
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
-        """Record the positions of a host's frozen agents that are not in a turn. Only the first report counts.
+        """Record the positions of a host's frozen agents that are not in a turn. Only the first report for a request
+        counts.
 
-        A restarted host gets the same request with the same number, but has no frozen agents.
+        A restarted host may get the request with the same number, but has no frozen agents.
         """
         if (host, start, plan, number) in self._places:
             return
@@ -424,7 +448,7 @@ class LivePlaces:
         self._places.get((host, start, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, CutPlace]:
-        """Return the positions of the agents that froze in time under a plan."""
+        """Return the positions of the agents that were frozen in time under a plan."""
         return dict(self._of(frozen, plan))
 
     def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, CutPlace]]:
@@ -436,7 +460,9 @@ class LivePlaces:
 
 
 def _live_place(history: AgentHistory) -> CutPlace:
-    """Return the current position of an agent; messages in its outbox are those sent that have not left."""
+    """Return an agent's current position. Messages that it has sent but that have not left count as being in its
+    outbox.
+    """
     parked = {
         receiver: len(channel.sent) - len(channel.void) - len(channel.departed_at)
         for receiver, channel in history.outward.items()
@@ -445,9 +471,10 @@ def _live_place(history: AgentHistory) -> CutPlace:
 
 
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
-    """Return whether a checkpoint of `plan` is at or below one of the plan's recovery lines.
+    """Return whether `cut` is a recovery line of `plan` that is at or above this checkpoint.
 
-    Checkpoints below a line may be deleted even if the line is condemned later; some of these deletions may come late.
+    Checkpoints below a line may be deleted even if the line is condemned later, because some of these deletions are
+    late.
     """
     place = cut.places.get(agent)
     return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
@@ -474,7 +501,7 @@ def check_deleted(missing: Sequence[tuple[str, int]], base: CutRecord | None, ba
 
 
 class ExpectedRetention(msgspec.Struct, frozen=True):
-    """A retention policy in numbers. `hour_ms` and `day_ms` are the lengths of the time spans."""
+    """A retention policy. `hour_ms` and `day_ms` are the lengths of its time spans."""
 
     last: int
     hourly: int
@@ -484,7 +511,7 @@ class ExpectedRetention(msgspec.Struct, frozen=True):
 
 
 def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> set[int]:
-    """Return the epochs that the policy keeps, by their creation times."""
+    """Return the epochs that the policy keeps, given the epochs' creation times."""
     newest_first = sorted(created_ms, reverse=True)
     kept = set(newest_first[: wanted.last])
     for length_ms, count in ((wanted.hour_ms, wanted.hourly), (wanted.day_ms, wanted.daily)):
@@ -499,7 +526,9 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> s
 def check_retained(
     before_ms: Mapping[int, int], after: set[int], wanted: ExpectedRetention, *, now_ms: int
 ) -> Iterator[Finding]:
-    """Check a deletion, given the epochs with creation times before it, the epochs left after it, and the clock of the deleting node."""
+    """Check that a deletion follows the retention policy. `before_ms` contains the creation times of the epochs before
+    the deletion, `after` the epochs that are left, and `now_ms` the deleting node's clock.
+    """
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

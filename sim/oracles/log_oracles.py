@@ -1,30 +1,31 @@
-"""Oracles of the coordinator's log: the history of epochs and plans (G4), and linearizability as the log's callers observe it (G8).
+"""Oracles for the coordinator's log. They check the history of epochs and plans (G4), and linearizability as the log's
+callers observe it (G8).
 
-Theory of operation
--------------------
-*Outcomes* (G4). The oracle computes its own table of epochs, only from the committed entries. Every request counts once: the oracle
-recognises repetitions by client, sequence and bytes, whatever the product answers. The rules:
+Theory of operation ------------------- *Outcomes* (G4). The oracle computes its own table of epochs, using only the
+committed entries. Every request counts once: the oracle detects duplicates by client, sequence number and payload,
+whatever the product replies. These rules must hold:
 
 - An epoch begins once, with the next number, and ends once, as complete or aborted.
-- The newest complete epoch never goes back, unless it is condemned as damaged or the fleet is restored. A restore makes all later
-  epochs void, and a void epoch is never used as a recovery line again.
-- A plan has the next number, and starts from the newest epoch that is complete and not condemned.
+- The number of the newest complete epoch never decreases, unless the epoch is condemned as damaged or the fleet is
+  restored. A restore makes all later epochs void, and a void epoch is never used as a recovery line again.
+- Each plan has the next number, and starts from the newest epoch that is complete and not condemned.
 - A published ref names a complete epoch, with the root that the log contains.
 
 "Complete means durable, whole and verified" is checked by reading the epoch from the disk when it becomes complete (`judge.py`).
 
-*Linearizability* (G8). Acknowledged proposals are in the log once, in an order consistent with real time. A log is linearizable if every
-proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking that is expensive if only
-calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's entries are a *witness*. So the following
-checks suffice, and take linear time:
+*Linearizability* (G8). Each acknowledged proposal is in the log exactly once, in an order that is consistent with real
+time. A log is linearizable if every proposal seems to take effect at one instant between its call and its answer
+(Herlihy and Wing 1990). Checking this is expensive if only calls and answers are known (Wing and Gong 1993). Here the
+order is known too, because the log's entries are a *witness*. So the following checks suffice, and they take linear
+time:
 
 1. Every entry in the log was proposed earlier, at least as often as it is committed.
-2. Every acknowledged proposal is in the log with the acknowledged result; each answer has its own entry.
+2. Every acknowledged proposal is in the log with the acknowledged result, and each acknowledgement has its own entry.
 3. A rejected proposal is not in the log, and never will be.
-4. Real time: a proposal made after the answer to another proposal comes after that proposal in the log.
-5. An index that was committed is never committed again with another entry.
+4. A proposal that was made after another proposal was answered comes after it in the log (real-time order).
+5. No index is committed a second time with a different entry.
 
-An unknown outcome allows everything: the entry may be committed at any time, or never. Tests compare these checks with Wing and
+If the outcome is unknown, the entry may be committed at any time, or never. Tests compare these checks with Wing and
 Gong's checker, which tries every order of a few operations.
 """
 
@@ -49,7 +50,7 @@ OPEN, COMPLETE, ABORTED, CONDEMNED, VOID = "open", "complete", "aborted", "conde
 
 
 class EpochLine(msgspec.Struct):
-    """One epoch, as the committed log entries describe it."""
+    """An epoch, as the committed log entries describe it."""
 
     plan: int
     trigger: str
@@ -58,10 +59,11 @@ class EpochLine(msgspec.Struct):
 
 
 class Outcomes:
-    """Outcome of each epoch, computed from the committed log entries.
+    """Oracle that computes each epoch's outcome from the committed log entries, and checks the rules for epochs and
+    plans.
 
     Attributes:
-        epochs: all epochs that ever began, including those that the product no longer remembers.
+        epochs: all epochs that have ever begun, including epochs that the product no longer remembers.
         plan: number of the newest plan.
         is_used: whether the oracle has seen any entry.
     """
@@ -80,7 +82,7 @@ class Outcomes:
 
     @property
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete and not condemned; 0 if there is none."""
+        """Return the newest epoch that is complete and not condemned, or 0 if there is none."""
         return max(self.complete_epochs(), default=0)
 
     def complete_epochs(self) -> list[int]:
@@ -92,12 +94,16 @@ class Outcomes:
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
 
     def is_removed(self, plan: int, agent: str) -> bool:
-        """Return whether the agent has left the fleet of this plan, and every epoch that began before that has ended."""
+        """Return whether the agent has left the fleet under this plan, and every epoch that began before it left has
+        ended.
+        """
         epochs_before = self._removed.get((plan, agent))
         return epochs_before is not None and all(epoch > epochs_before for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Return whether the line of the plan after `plan` may omit survivors, because a limit was reached or the store failed."""
+        """Return whether the recovery line of the plan after `plan` may omit survivors, because a limit was reached or
+        the store failed.
+        """
         lines = [line for line in self.epochs.values() if line.plan == plan]
         recoveries = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
         is_failing = any(line.state in (ABORTED, CONDEMNED) for line in recoveries) or any(
@@ -106,11 +112,11 @@ class Outcomes:
         return is_failing or len(recoveries) >= RECOVERY_EPOCHS_MAX
 
     def is_repeated(self, operation: op.Operation) -> bool:
-        """Return whether this request was committed before."""
+        """Return whether this request has already been committed."""
         return _request_of(operation) in self._requests
 
     def on_committed(self, operation: op.Operation, result: OperationResult, state: FleetView) -> Iterator[Finding]:
-        """Check a committed entry of the log."""
+        """Check a committed log entry."""
         self.is_used = True
         newest = self.newest_complete
         is_new = not self.is_repeated(operation)
@@ -195,7 +201,7 @@ class Outcomes:
         self.plan = max(self.plan, result.number)
 
     def is_void(self, epoch: int) -> bool:
-        """Return whether the fleet was restored to an earlier epoch, so that this epoch is void."""
+        """Return whether the epoch is void, because the fleet was restored to an earlier epoch."""
         return epoch in self.epochs and self.epochs[epoch].state == VOID
 
     def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:
@@ -212,7 +218,7 @@ class Outcomes:
             )
 
     def on_published(self, epoch: int, root: str) -> Iterator[Finding]:
-        """Check a published ref."""
+        """Check that a published ref names a complete epoch and its root."""
         line = self.epochs.get(epoch)
         state = line.state if line is not None else "unknown"
         if line is None or line.state not in (COMPLETE, CONDEMNED, VOID):
@@ -233,12 +239,12 @@ class _Entry(msgspec.Struct):
 
 class _Proposal(msgspec.Struct):
     entry: bytes
-    floor: int  # greatest index that had been acknowledged when the proposal was made
+    floor: int  # greatest index acknowledged when the proposal was made
     is_rejected: bool = False
 
 
 class LogHistory:
-    """Proposals, their answers, and committed entries of one run."""
+    """Oracle that checks linearizability from the proposals, their answers, and the committed entries of one run."""
 
     def __init__(self) -> None:
         self._proposals: dict[int, _Proposal] = {}
@@ -254,7 +260,7 @@ class LogHistory:
         self._proposed.setdefault(entry, []).append(proposal)
 
     def on_committed(self, index: int, entry: bytes, result: OperationResult) -> Iterator[Finding]:
-        """Check an entry that is permanently in the log."""
+        """Check an entry that was committed."""
         if index <= self._last:
             if self._order.get(index) != entry:
                 yield "log", "G8", f"entry {index} of the log was committed a second time, with something else"
@@ -272,7 +278,9 @@ class LogHistory:
             yield "log", "G8", f"entry {index} is in the log, and its proposal was rejected"
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
-        """Check the outcome of a proposal that a caller received; `index` is the index of its entry, if known."""
+        """Check a proposal's outcome, as its caller has received it. `index` is the index of the proposal's entry, or
+        None if it is unknown.
+        """
         record = self._proposals[proposal]
         if isinstance(outcome, Rejected):
             record.is_rejected = True

@@ -1,17 +1,13 @@
-"""Exports of a recording for other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
+"""Exports a recording to other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
 
-ShiViz
-------
-A ShiViz host is a snapline agent. In a window of a long run, clocks start at 1 again, and receives are not connected to
-sends before the window. A recovery is an event of every agent that it rolls back. Undone events stay in the exported log,
-because they did happen. `diagrams/event_history.py` computes the clocks.
+ShiViz ------ A ShiViz host represents a snapline agent. If only a window of a long run is exported, clocks start at 1,
+and receives are not connected to sends before the window. A recovery is an event of every agent that it rolls back.
+Undone events remain in the exported log, because they did happen. `diagrams/event_history.py` computes the clocks.
 
-Perfetto
---------
-A host is a process, and an agent is a thread of the host on which the agent is placed first. All actions of one agent at one
-time are one slice (turns take no virtual time). Each pair of a send and a receive is a flow between slices. The times when a
-host is up are slices of its first thread. Epochs are spans of the process "coordinator", because several may be open at
-once.
+Perfetto -------- A host is shown as a process, and an agent as a thread of its initial host's process. All actions of
+an agent at the same time form one slice (turns take no virtual time). Each pair of a send and a receive is a flow
+between two slices. The periods during which a host is up are slices of its first thread. Epochs are spans of the
+process "coordinator", because several epochs may be open at once.
 """
 
 import json
@@ -23,15 +19,16 @@ from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, Mes
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 
 SHIVIZ_EVENTS_MAX = 20_000
-"""Maximum number of events that are exported; the last events are kept. Browsers cannot draw more, and clocks grow with the number of
-agents."""
+"""Maximum number of events that are exported. Of a longer recording, only the last events are exported. Browsers cannot
+draw more events, and clocks grow with the number of agents.
+"""
 
 SLICE_MAX_NS = 1_000
-"""Maximum length of a drawn slice. An event takes no time and would otherwise be invisible."""
+"""Maximum duration of a slice. Events take no time, so without a duration a slice would be invisible."""
 
 COORDINATOR = "coordinator"
 NO_INITIAL_HOST = "spawned later"
-"""Name of the process for agents without an initial host."""
+"""Name of the process that contains agents without an initial host."""
 
 
 # -- ShiViz -------------------------------------------------------------------------------------------------------------
@@ -50,7 +47,9 @@ def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
-    """Yield each affected agent and its action: several agents for a recovery, one agent otherwise."""
+    """Yield each affected agent with a description of its action. A recovery affects several agents; any other event
+    affects one agent.
+    """
     event = timed.event
     if isinstance(event, Recovery):
         for agent, number in event.line.items():
@@ -78,7 +77,7 @@ Entry = dict[str, object]
 
 
 def to_perfetto(recording: Recording) -> bytes:
-    """Return the recording as Chrome trace events, in JSON."""
+    """Return the recording as Chrome trace events in JSON."""
     places = _Places(recording)
     entries = [
         *places.metadata(),
@@ -93,7 +92,7 @@ def to_perfetto(recording: Recording) -> bytes:
 
 
 class _Places:
-    """Numbers of processes and threads. Thread 0 of a process represents the host itself."""
+    """Assigns numbers to processes and threads. Thread 0 of a process represents the host itself."""
 
     def __init__(self, recording: Recording) -> None:
         hosts = dict.fromkeys([COORDINATOR, *(span.host for span in recording.hosts), *recording.placed.values()])
@@ -123,7 +122,7 @@ class _Places:
         return {"pid": process, "tid": thread}
 
     def metadata(self) -> Iterator[Entry]:
-        """Yield the metadata entries with the names of processes and threads."""
+        """Yield the metadata entries that name processes and threads."""
         processes = dict(self._process)
         if any(process == self._elsewhere for process, _ in self._thread.values()):
             processes[NO_INITIAL_HOST] = self._elsewhere
@@ -134,7 +133,7 @@ class _Places:
 
 
 def _us(time_ns: int) -> float:
-    """Return a time in microseconds, which is the format's unit, with nanoseconds as decimals."""
+    """Convert a time to microseconds, which is the format's unit. Nanoseconds become decimals."""
     return time_ns / 1000
 
 
@@ -157,7 +156,7 @@ def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[En
 
 
 def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield slices, each of which contains all actions of one agent at one time."""
+    """Yield slices. Each slice contains all actions of an agent at the same time."""
     open_: dict[str, tuple[int, list[Event]]] = {}
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     for timed in recording.events:
@@ -205,7 +204,7 @@ def _recoveries(recording: Recording, places: _Places) -> Iterator[Entry]:
 
 
 def _flows(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield one flow for each receive. A message that is received again after a recovery has several flows."""
+    """Yield a flow for each receive. A message that is received again after a recovery has several flows."""
     sent: dict[str, tuple[int, str]] = {}
     for number, (timed, event) in enumerate(_messages(recording.events)):
         if isinstance(event, MessageSent):

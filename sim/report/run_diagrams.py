@@ -1,12 +1,14 @@
-"""Diagrams of a run: a space-time diagram of some of its events, and a timeline of the whole run.
+"""Draws diagrams of a run: a space-time diagram of some events, and a timeline of the whole run.
 
-*Space-time diagram* (`draw_run`). The diagram shows a window of events around the first violation. Every event has its own column, and so
-does every start and end of a host, an epoch or a fault. The axis shows times but is not linear. So a burst of messages stays readable and
-a pause of seconds takes no space.
+*Space-time diagram* (`draw_run`). The diagram shows a window of events around the first violation. Every event has its
+own column, and so do the start and the end of every host, epoch and fault. The axis shows times but is not linear, so a
+burst of messages is readable and a pause of several seconds takes no space.
 
-*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults and the time after all faults are healed, over linear virtual time.
+*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults, and the period after all faults are healed. Its
+axis is linear in virtual time.
 
-*Tracks* are above the lanes of both diagrams: hosts up and down, epochs with their outcome, and faults. `place` maps times to positions.
+*Tracks* above the lanes show, in both diagrams, when hosts were up and down, epochs with their outcomes, and faults. A
+function `place` maps times to positions.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,12 +26,13 @@ from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 
 class Columns:
-    """Mapping of positions and times to columns.
+    """Maps positions and times to columns.
 
     Attributes:
-        times: times of the window's events, in ascending order; equal times may occur.
-        window: start and end time of the window. The window extends to the start or end of the run if it contains the first or last event.
-        bounds: other times in the window that have a column, in ascending order and unique.
+        times: times of the events in the window, in ascending order. Equal times may occur.
+        window: start and end time of the window. If the window contains the first or last event, it extends to the
+            start or end of the run.
+        bounds: other times in the window that have a column. They are unique and in ascending order.
     """
 
     def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
@@ -49,11 +52,11 @@ class Columns:
         return len(self.times) + len(self.bounds)
 
     def of_time(self, time_ns: int) -> int:
-        """Return the column of a time, which is before all events at this time."""
+        """Return the column for a time. It precedes the columns of all events at this time."""
         return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
 
     def of_position(self, position: Position) -> Position:
-        """Return the column of a position. Positions outside the window get columns outside the diagram."""
+        """Return the column for an event's position. A position outside the window gets a column outside the diagram."""
         index = int(position) - self._first
         if index < 0:
             return -1
@@ -62,7 +65,9 @@ class Columns:
         return index + bisect_right(self.bounds, self.times[index])
 
     def ticks(self, least: float) -> Iterator[tuple[Position, str]]:
-        """Yield columns and their times, at least `least` columns apart. Two columns with the same time get one tick."""
+        """Yield columns that get a tick, and the text of their times. Ticks are at least `least` columns apart. Columns
+        with the same time share a tick.
+        """
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
             place = self.of_time(time_ns)
@@ -83,7 +88,7 @@ def _bounds(recording: Recording, result: Result) -> Iterator[int]:
 
 
 TRACKS_MAX = 40
-"""Maximum number of host tracks; a report with more tracks is unreadable."""
+"""Maximum number of host tracks. With more tracks, a report would be unreadable."""
 
 
 def tracks_of(
@@ -92,7 +97,7 @@ def tracks_of(
     place: Callable[[int], Position],
     window: tuple[int, int],
 ) -> tuple[list[Track], list[str]]:
-    """Return the tracks between the two times in `window`, and notes on omitted items."""
+    """Return the tracks for the time from `window[0]` to `window[1]`, and notes that mention omitted tracks."""
     end_ns = window[1]
 
     def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:
@@ -127,7 +132,7 @@ def tracks_of(
 
 
 def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[int, int]) -> Iterator[Alarm]:
-    """Yield the first violation if it is inside the window."""
+    """Yield an alarm for the first violation if the violation is inside the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
             words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
@@ -135,19 +140,21 @@ def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[in
 
 
 EVENTS_MAX = 10_000
-"""Maximum number of events in a diagram; more events are unreadable and produce a file of many megabytes."""
+"""Maximum number of events in a diagram. With more events, the diagram would be unreadable and its file would have many
+megabytes.
+"""
 
 LANES_MAX = 60
-"""Maximum number of agents in a diagram; more do not fit on a page."""
+"""Maximum number of agents in a diagram. More agents do not fit on a page."""
 
 CUTS_MAX = 40
-"""Maximum number of complete epochs, and of recoveries, in a diagram; the last ones are drawn."""
+"""Maximum number of complete epochs, and of recoveries, in a diagram. If there are more, only the last are drawn."""
 
 AFTER_SHARE = 5
-"""At most one event in this number comes after the violation in the window, because the causes matter more."""
+"""At most one fifth of the window's events come after the violation, because the causes before it matter more."""
 
 STEP_MIN = 3
-"""Minimum number of pixels between columns; the page scrolls wide diagrams."""
+"""Minimum number of pixels between columns. The page can scroll wide diagrams."""
 
 
 def draw_run(
@@ -161,11 +168,12 @@ def draw_run(
     """Return the space-time diagram of a run as the text of an SVG file.
 
     Args:
-        recording: events of the run.
-        result: result of the same run, for violations and faults.
-        events_max: maximum number of events to show, around the first violation or up to the end.
+        recording: recording of the run.
+        result: result of the same run, which contains the violations and faults.
+        events_max: maximum number of events to show. They are the events around the first violation, or the last
+            events.
         agents_max: maximum number of agents to show.
-        is_read_from_end: readers first see the right end of a wide diagram, so the legend is placed there.
+        is_read_from_end: whether readers first see the right end of a wide diagram, so that the legend is placed there.
     """
     scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
     return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
@@ -174,7 +182,9 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """Return a scene of at most `events_max` events around the first violation, or the last events if there is none."""
+    """Return a scene with at most `events_max` events: the events around the first violation, or the last events if
+    there is no violation.
+    """
     first, last = window_of(recording, result, events_max)
     past = past_events_of(recording)
     columns = Columns(recording, result, first, last)
@@ -223,7 +233,7 @@ def scene_of(
 
 
 def past_events_of(recording: Recording) -> PastEvents:
-    """Return all events, with the cut of every complete epoch."""
+    """Return all events of the run, and the cut of every complete epoch."""
     past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
     complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
     waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
@@ -254,7 +264,9 @@ def _front(front: Front, columns: Columns) -> Front:
 
 
 def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
-    """Return the first and last position of the window, around the first violation or at the end; (0, -1) if there are no events."""
+    """Return the first and last position of the window, which is around the first violation or at the end of the run.
+    Return (0, -1) if there are no events.
+    """
     total = len(recording.events)
     around = total
     if result.violations:
@@ -265,7 +277,9 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Return whether a front is partly inside the window. A window that begins at the start of the run includes the initial states."""
+    """Return whether any part of a front is inside the window. A window that begins with the first event includes the
+    initial states.
+    """
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -273,7 +287,9 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 def _agents(
     recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
-    """Return the agents to show, in the order of the recording. Agents with orphans are chosen first, then the busiest agents."""
+    """Return the agents to show, in the order of the recording. If there are too many agents, those with orphans are
+    preferred, and then the busiest.
+    """
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
     for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
         event = timed.event
@@ -287,7 +303,7 @@ def _agents(
 
 
 def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
-    """Return the text alternative of the diagram for screen readers."""
+    """Return the diagram's text alternative, for screen readers."""
     states = [arrow.state for arrow in arrows]
     parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
     parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]
@@ -295,9 +311,9 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
 
 
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
-    """Yield a gap in an agent's lane from the first end of its host until the agent can run again.
+    """Yield, for each agent whose initial host went down, a gap in the agent's lane until the agent can run again.
 
-    The recording does not contain the agent's later hosts.
+    Later gaps are omitted, because the recording does not contain an agent's later hosts.
     """
     for agent, (ended_ns, back_ns) in _first_ends(recording).items():
         if agent in lanes and ended_ns < columns.window[1]:
@@ -306,7 +322,9 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """Return the first end of each agent's initial host, with the time of the agent's next action or of the host's return."""
+    """Return, by agent, when the agent's initial host first went down, and when the agent next acted or the host came
+    back.
+    """
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))
@@ -324,13 +342,13 @@ def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
 
 
 def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, within_ns: int) -> str:
-    """Return the timeline as the text of an SVG element.
+    """Return the timeline of a run as the text of an SVG element.
 
     Args:
-        result: result with the faults, the violations and the end of the run.
-        recording: recording with hosts and epochs.
+        result: result of the run, which contains the faults, the violations and the end of the run.
+        recording: recording of the run, which contains hosts and epochs. None if the run was not recorded.
         heal_ns: time at which all faults were healed.
-        within_ns: time that the fleet may take after that.
+        within_ns: time that the fleet may take after `heal_ns` to finish its work.
     """
     end_ns = max(_end_ns(result, recording), 1)
     tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
@@ -359,12 +377,12 @@ def _end_ns(result: Result, recording: Recording | None) -> int:
     if recording is not None:
         times += [span.ended_ns for span in recording.epochs.values()] + [span.until_ns for span in recording.hosts]
         times += [timed.t_ns for timed in recording.events[-1:]]
-    # A fault that would end long after the run must not compress the run's part of the axis.
+    # A fault that would end long after the run must not compress the part of the axis that shows the run.
     return min(max(times), result.virtual_ns) if result.virtual_ns else max(times)
 
 
 def _timeline_words(result: Result, recording: Recording | None) -> str:
-    """Return the text alternative of the diagram for screen readers."""
+    """Return the timeline's text alternative, for screen readers."""
     parts = [count(len(result.faults), "fault")]
     if recording is not None:
         outcomes = [span.outcome for span in recording.epochs.values()]

@@ -1,4 +1,5 @@
-"""Folder of one run, with everything needed to inspect the run, share it and run it again.
+"""Reads and writes the folder of a run. The folder contains everything needed to inspect the run, share it and repeat
+it.
 
     result.json       the verdict with its evidence, probes, metrics, hashes
     config.toml       the scenario with all drawn values
@@ -11,16 +12,17 @@
     metrics.csv       name, value
     repro.txt         commands that repeat the run
 
-`result.json` is written last, so a folder that contains `result.json` is complete. The report can be regenerated from the other files.
+`result.json` is written last, so if a folder contains this file, it is complete. The report can be regenerated from the
+other files.
 
-JSON documents begin with `apiVersion` and `kind`, as all JSON documents of snapline do. The trace has the format of `snapline
-analyze`, compressed with gzip. Each line also holds the virtual time `t_ns`, which other readers ignore. The trace and the timeline
-together form a `Recording`. The same run produces the same bytes: no file holds a wall-clock time, and the compressed trace holds
-neither a name nor a date.
+JSON documents begin with `apiVersion` and `kind`, like all JSON documents that snapline writes. The trace has the
+format that `snapline analyze` reads, compressed with gzip. Each line also contains the virtual time `t_ns`, which other
+readers ignore. The trace and the timeline together form a `Recording`. The same run always produces the same bytes: no
+file contains a wall-clock time, and the compressed trace contains neither a file name nor a date.
 
-*Report.* The HTML page shows verdict, evidence, timeline, space-time diagram, metrics, probes, and commands that repeat the run. It is one file and needs no network. Its content security policy forbids network access and scripts. The page
-follows the reader's light or dark scheme. All text from a run is escaped (`style.text`). The same run always gives the
-same bytes.
+*Report.* The HTML page shows the verdict, the evidence, the timeline, the space-time diagram, metrics, probes, and
+commands that repeat the run. Its content security policy forbids network access and scripts. The page follows the
+reader's light or dark colour scheme. All text from a run is escaped (`style.text`).
 """
 
 import gzip
@@ -50,13 +52,15 @@ from snapline.sim.scenario import Scenario, duration_ns, format_scenario, format
 from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 
 EVENTS_MAX = 2_000
-"""Maximum number of events in the page's diagram; more events make a browser slow. `spacetime.svg` contains more events."""
+"""Maximum number of events in the page's diagram. More events would make a browser slow. `spacetime.svg` contains more
+events.
+"""
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
-"""Maximum number of rows per list; `result.json` contains all of them."""
+"""Maximum numbers of rows in the page's lists. `result.json` contains all rows."""
 
 WORDS_MAX = 4_000
-"""Maximum number of characters of a single text, such as a traceback."""
+"""Maximum number of characters that the page shows of one text, such as a traceback."""
 
 SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
 
@@ -67,10 +71,10 @@ class Page(msgspec.Struct, frozen=True):
     Attributes:
         config: scenario with all drawn values, in TOML.
         schema: version of the scenario format.
-        commit: commit of the code, "" if unknown.
+        commit: commit of the code, or "" if it is unknown.
         heal_ns: time at which all faults were healed.
-        within_ns: time that the fleet may take to finish its work after that.
-        catalogue: all existing probes with their meanings.
+        within_ns: time that the fleet may take after `heal_ns` to finish its work.
+        catalogue: meanings of all probes that exist, by name.
     """
 
     result: Result
@@ -103,7 +107,7 @@ table { width: 100%; }
 
 
 def page(of: Page) -> str:
-    """Return the page as the text of one HTML file."""
+    """Return the report page as the text of an HTML file."""
     result = of.result
     name = text(result.name)
     timeline = draw_timeline(result, of.recording, heal_ns=of.heal_ns, within_ns=of.within_ns)
@@ -152,7 +156,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _lines(words: str) -> str:
-    """Escape a text of several lines for `<pre>`."""
+    """Escape a text with several lines for use in `<pre>`."""
     return "\n".join(text(line) for line in words.expandtabs(4).split("\n"))
 
 
@@ -206,7 +210,7 @@ def _words(words: str) -> str:
 def _diagram(of: Page) -> str:
     if of.recording is None:
         return '<p class="quiet">The run was not recorded: run it again with a recording to see the events.</p>'
-    # The cause of the end is at the right edge. With right-to-left direction, a browser shows that edge first.
+    # The cause of a violation is at the right edge. With right-to-left direction, a browser shows this edge first.
     is_at_end = bool(of.result.violations)
     svg = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
     return picture(svg, kind="at-end" if is_at_end else "")
@@ -257,7 +261,7 @@ def _probe(name: str, of: Page) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: tuple[int, ...]) -> Iterator[str]:
-    """Yield a table whose cells are already markup. `numbers` lists the columns that are aligned to the right."""
+    """Yield a table whose cells are already HTML. `numbers` lists the columns that are right-aligned."""
     mark = ['class="number"' if index in numbers else "" for index in range(len(columns))]
     head = "".join(f'<th scope="col" {mark[index]}>{name}</th>' for index, name in enumerate(columns))
     yield f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>'
@@ -267,7 +271,9 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers
 
 
 def _reproduce(of: Page) -> Iterator[str]:
-    """Yield the commands that repeat the run. They are relative to the run's folder, so they stay correct if the folder is moved."""
+    """Yield the commands that repeat the run. Their paths are relative to the run's folder, so they remain correct if
+    the folder is moved.
+    """
     yield "<p>In this folder:</p>"
     yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
     commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"
@@ -278,7 +284,9 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Origin of a result. `schema` is the version of the scenario format, `commit` the commit of the code ("" if unknown)."""
+    """Origin of a result. `schema` is the version of the scenario format. `commit` is the commit of the code, or "" if
+    it is unknown.
+    """
 
     schema: int
     commit: str
@@ -291,11 +299,11 @@ REPORT, METRICS, REPRO = "report.html", "metrics.csv", "repro.txt"
 LATEST = "latest"
 
 SAME_SECOND_MAX = 1000
-"""Maximum number of runs with the same name and seed in one second; more indicate a runaway loop."""
+"""Maximum number of runs with the same name and seed in one second. More runs indicate a runaway loop."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Contents of a run folder. `config` is the text of the scenario file."""
+    """Contents of a run folder. `config` is the text of `config.toml`."""
 
     scenario: Scenario
     config: str
@@ -314,10 +322,10 @@ def write_run(
     choices: Record | None,
     commit: str,
 ) -> None:
-    """Write all files of a run into `folder`, which is created if it is missing.
+    """Write all files of a run into `folder`. Create the folder if it does not exist.
 
     Raises:
-        UsageError: the folder cannot be written.
+        UsageError: If the folder cannot be written.
     """
     provenance = Provenance(scenario.schema, commit)
     run = StoredRun(scenario, format_scenario(scenario), result, provenance, recording, choices)
@@ -331,7 +339,9 @@ def write_run(
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
-    """Return the contents of the files by name, in the order of writing; None for a file that this run does not have."""
+    """Return the contents of all files, by name, in the order in which they are written. None stands for a file that
+    this run does not have.
+    """
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -355,12 +365,12 @@ def _pictures(run: StoredRun) -> dict[str, bytes | None]:
 
 
 def report_of(run: StoredRun) -> str:
-    """Return the report as the text of one HTML file."""
+    """Return the report on a stored run as the text of an HTML file."""
     return page(page_of(run))
 
 
 def page_of(run: StoredRun) -> Page:
-    """Return the contents of the report."""
+    """Return the contents of the report on a stored run."""
     liveness = run.scenario.liveness
     last_end_ns = max((max(fault.at_ns, fault.until_ns) for fault in run.result.faults), default=0)
     return Page(
@@ -376,7 +386,9 @@ def page_of(run: StoredRun) -> Page:
 
 
 def _catalogue(result: Result) -> dict[str, str]:
-    """Return the meaning of each probe. Probes that must not be reached are included only if they were reached."""
+    """Return the meanings of all probes, by name. A probe that must never be reached is included only if it was
+    reached.
+    """
     return {
         name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
     }
@@ -393,7 +405,7 @@ def _repro(folder: Path, run: StoredRun) -> str:
 
 def _write(path: Path, content: bytes | None) -> None:
     if content is None:
-        path.unlink(missing_ok=True)  # the file may be left from an earlier run
+        path.unlink(missing_ok=True)  # the file may remain from an earlier run
     else:
         path.write_bytes(content)
 
@@ -402,10 +414,10 @@ def _write(path: Path, content: bytes | None) -> None:
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Read a run folder.
+    """Read all files in a run folder.
 
     Raises:
-        UsageError: the folder is not a run folder, or a file is damaged.
+        UsageError: If the folder is not a run folder, or if a file is damaged.
     """
     result, provenance = read_result(folder / RESULT)
     config = _read_text(folder / CONFIG)
@@ -421,10 +433,10 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def rebuild(folder: Path) -> Path:
-    """Regenerate the report and the diagram of a run from its other files, and return the report's path.
+    """Regenerate a run's report and diagram from the other files in its folder. Return the report's path.
 
     Raises:
-        UsageError: the folder is not a run folder, or cannot be written.
+        UsageError: If the folder is not a run folder, or if it cannot be written.
     """
     run = read_run(folder)
     try:
@@ -446,12 +458,13 @@ def _read_text(path: Path) -> str:
 
 
 def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
-    """Create the folder of a new run, `base/<name>/<UTC time>-<seed>`, and point `base/<name>/latest` to it.
+    """Create the folder for a new run, `base/<name>/<UTC time>-<seed>`, and let the link `base/<name>/latest` point to
+    it.
 
-    The link is replaced atomically, so it always points to an existing run.
+    The link is replaced atomically, so it always points to an existing folder.
 
     Raises:
-        UsageError: the folder cannot be created.
+        UsageError: If the folder cannot be created.
     """
     parent = base / _safe(name)
     stem = f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{seed}"
@@ -465,10 +478,11 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
 
 
 def sweep_file(base: Path, name: str, now: datetime) -> Path:
-    """Return the path of a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create its folder.
+    """Return the path for a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create the folder that will
+    contain it.
 
     Raises:
-        UsageError: the folder cannot be created.
+        UsageError: If the folder cannot be created.
     """
     parent = base / _safe(name)
     try:
@@ -479,7 +493,7 @@ def sweep_file(base: Path, name: str, now: datetime) -> Path:
 
 
 def _make(parent: Path, stem: str) -> Path:
-    """Create a new folder with a unique name, since two runs with the same seed may begin in the same second."""
+    """Create a new folder with a unique name. Two runs with the same seed may begin in the same second."""
     for number in range(1, SAME_SECOND_MAX + 1):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -498,7 +512,7 @@ def _point(link: Path, target: str) -> None:
 
 
 def _safe(name: str) -> str:
-    """Return a scenario's name in a form that is a single path component."""
+    """Return a scenario's name in a form that can be used as a single path component."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
 
 
@@ -506,9 +520,9 @@ def _safe(name: str) -> str:
 
 
 def result_json(result: Result, provenance: Provenance) -> bytes:
-    """Return the contents of `result.json`: the whole result, with the text of each violated guarantee."""
+    """Return the contents of `result.json`: the whole result, including the text of each violated guarantee."""
     fields = msgspec.to_builtins(result)
-    # JSON cannot represent infinite and NaN values; null is read back as NaN.
+    # JSON cannot represent infinities and NaN, so they become null. null is read back as NaN.
     fields["metrics"] = {
         name: value if math.isfinite(value) else None for name, value in sorted(result.metrics.items())
     }
@@ -519,10 +533,10 @@ def result_json(result: Result, provenance: Provenance) -> bytes:
 
 
 def read_result(path: Path) -> tuple[Result, Provenance]:
-    """Read the output of `result_json`.
+    """Read a file that contains the output of `result_json`.
 
     Raises:
-        UsageError: the file is missing or has another format.
+        UsageError: If the file is missing or has a different format.
     """
     fields = _read_document(path, RESULT_KIND)
     metrics = fields.get("metrics")
@@ -535,7 +549,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
 
 
 def metrics_csv(result: Result) -> str:
-    """Return the contents of `metrics.csv`: name and value of each metric, sorted by name."""
+    """Return the contents of `metrics.csv`: the name and value of each metric, sorted by name."""
     rows = [f"{_csv(name)},{value!r}" for name, value in sorted(result.metrics.items())]
     return "\n".join(["name,value", *rows]) + "\n"
 
@@ -548,7 +562,9 @@ def _csv(cell: str) -> str:
 
 
 def faults_toml(faults: Iterable[ExecutedFault]) -> str:
-    """Return the contents of `faults.toml`: the executed faults, in order. A fault without `until` has no end."""
+    """Return the contents of `faults.toml`: the executed faults, in order. If a fault has no end, its key `until` is
+    omitted.
+    """
     return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
 
 
@@ -561,7 +577,7 @@ def _fault(fault: ExecutedFault) -> dict[str, str]:
 
 
 def exact(time_ns: int) -> str:
-    """Format a duration exactly, in scenario syntax: `5s`, `1.25s`, `0.000000001s`."""
+    """Format a duration exactly, in the syntax of scenarios, such as `5s`, `1.25s` or `0.000000001s`."""
     whole, rest = divmod(time_ns, 1_000_000_000)
     return f"{whole}.{rest:09d}".rstrip("0") + "s" if rest else f"{whole}s"
 
@@ -570,14 +586,16 @@ def exact(time_ns: int) -> str:
 
 
 def choices_json(choices: Record) -> bytes:
-    """Return the contents of `choices.json`: one choice per line (stream, key, value), in the order of the run."""
+    """Return the contents of `choices.json`. Each line contains a choice (stream, key, value), in the order of the run."""
     rows = [json.dumps([stream, _plain(key), value], ensure_ascii=False) for (stream, key), value in choices.items()]
     opening = f'{{"apiVersion": "{API_VERSION}", "kind": "{CHOICES_KIND}", "choices": ['
     return _bytes(opening + "".join(f"\n{row}," for row in rows).rstrip(",") + "\n]}\n")
 
 
 def _plain(part: object) -> object:
-    """Return a part of a choice's key for JSON. Tuples become lists; other types than text and integers could not be read back."""
+    """Return part of a choice's key in a form that JSON can represent. Tuples become lists. Types other than text,
+    integers and None are rejected, because they could not be read back.
+    """
     if isinstance(part, tuple):
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):
@@ -586,10 +604,10 @@ def _plain(part: object) -> object:
 
 
 def read_choices(path: Path) -> Record:
-    """Read the output of `choices_json`.
+    """Read a file that contains the output of `choices_json`.
 
     Raises:
-        UsageError: the file is missing or has another format.
+        UsageError: If the file is missing or has a different format.
     """
     rows = _read_document(path, CHOICES_KIND).get("choices")
     try:
@@ -621,7 +639,7 @@ class _Time(msgspec.Struct, frozen=True):
 
 
 def trace_lines(recording: Recording) -> Iterator[bytes]:
-    """Yield the recording's events as trace lines, each with its virtual time."""
+    """Yield the lines of the trace: a header, and each recorded event with its virtual time."""
     yield encode(Header(agents=recording.agents))
     for timed in recording.events:
         yield b'%s,"t_ns":%d}\n' % (encode(timed.event)[:-2], timed.t_ns)
@@ -637,7 +655,7 @@ def trace_gz(recording: Recording) -> bytes:
 
 
 def timeline_json(recording: Recording) -> bytes:
-    """Return the contents of `timeline.json`: the parts of a recording that a trace lacks."""
+    """Return the contents of `timeline.json`, which are the parts of a recording that a trace lacks."""
     epochs = list(recording.epochs.values())
     timeline = _Timeline(
         recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
@@ -646,10 +664,10 @@ def timeline_json(recording: Recording) -> bytes:
 
 
 def read_recording(trace: Path, timeline: Path) -> Recording:
-    """Read the recording of a run from its two files.
+    """Read the recording of a run from the trace file and the timeline file.
 
     Raises:
-        UsageError: a file is missing or damaged.
+        UsageError: If a file is missing or damaged.
     """
     try:
         stored = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
@@ -681,7 +699,7 @@ def _json(rows: dict[str, object]) -> bytes:
 
 
 def _bytes(words: str) -> bytes:
-    """Encode text. Unpaired surrogates, which UTF-8 cannot encode, become JSON escapes."""
+    """Encode JSON text. Unpaired surrogates, which UTF-8 cannot encode, become JSON escapes."""
     return words.encode("utf-8", "backslashreplace")
 
 
@@ -692,7 +710,7 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}; name the folder of a run") from error
 
 
-def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: JSON; callers validate it
+def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: parsed JSON, which callers validate
     try:
         found = json.loads(_read(path))
     except ValueError as error:

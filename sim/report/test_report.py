@@ -1,11 +1,13 @@
-"""Reports for people at a terminal: the outcome of one run, and the failure of a test that runs many seeds.
+"""Reports for display in a terminal: the outcome of one run, and the failure of a test that runs many seeds.
 
-*Outcome* (`summarise`). The outcome fits on one screen, with the most important parts first. There are at most `LINES_MAX` lines of at
-most `WIDTH` characters; omitted items are counted. Control characters in a user's error are removed.
+*Outcome* (`summarise`). The outcome fits on one screen, and the most important parts come first. It has at most
+`LINES_MAX` lines with at most `WIDTH` characters each; omitted items are counted. Control characters in a user's error
+message are removed.
 
-*Test* (`run_seeds`). If a seed fails, the report states the cause, the command that repeats the run, and the smallest failing scenario.
-The failed run is shrunk within a time limit and run once more with a recording. Its folder contains the diagrams, the choices, and the
-steps of shrinking. The report shows only non-default values of scenarios; the folder contains all values.
+*Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest
+failing scenario. The failed run is shrunk within a time limit and then repeated with a recording. Its folder contains
+the diagrams, the choices, and the steps of shrinking. The report shows only the scenario's non-default values; the
+folder contains all values.
 """
 
 import shlex
@@ -34,10 +36,10 @@ from snapline.sim.world.recording import Recording
 STEPS = "steps.txt"
 
 CHOICES_SHOWN_MAX = 12
-"""Maximum number of choices to show; the folder contains all of them."""
+"""Maximum number of choices to show. The folder contains all choices."""
 
 ERROR_LINES_MAX = 30
-"""Number of lines to show from the end of a broken run's traceback."""
+"""Maximum number of lines to show from the end of a broken run's traceback."""
 
 LOOK_FOR = (
     "Look for values kept outside of an agent's state, in a module, a class or the object itself, for sets that are "
@@ -53,18 +55,18 @@ HINTS = {
     "replay": f"The same turns in the same order gave another result on a fresh object. {LOOK_FOR}",
     "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
 }
-"""Hints for finding the error in the user's code, by oracle."""
+"""Hints for finding the bug in the user's code, by the oracle that found the violation."""
 
 HINT_WIDTH = 96
 
 
 class Failure(msgspec.Struct):
-    """A failed run with its scenario.
+    """A failed run and its scenario.
 
     Attributes:
-        passed: number of earlier seeds that passed.
-        is_repeatable: whether no second run with another trace is known.
-        folder: folder of the original run, if this is a replay.
+        passed: number of seeds that passed before this run.
+        is_repeatable: whether repeating the run produces the same trace, as far as known.
+        folder: folder of the original run if this run is a replay, otherwise None.
     """
 
     scenario: Scenario
@@ -76,17 +78,20 @@ class Failure(msgspec.Struct):
 
 
 class TestLocation(msgspec.Struct, frozen=True):
-    """Location of a test. `command` is the command that runs the test, `folder` the folder for its files."""
+    """Location of a test. `command` is the command that runs the test, and `folder` is where the run's files are
+    written.
+    """
 
     command: str
     folder: Path
 
 
 def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) -> tuple[Failure | None, SweepSummary]:
-    """Run seeds until the first failure. The first seed runs twice, which detects fleets whose runs are not repeatable.
+    """Run seeds until the first failure. The first seed is run twice, which detects a fleet whose runs are not
+    repeatable. Return the failure, or None if all runs passed, and the summary of all runs.
 
     Raises:
-        UsageError: see `Subject.scenario`.
+        UsageError: See `Subject.scenario`.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     began_s = time.monotonic()
@@ -109,16 +114,17 @@ def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) 
 
 
 def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided: bool) -> Failure | None:
-    """Return the failure of a run, or None if the run passed."""
+    """Return the run's failure, or None if the run counts as passed."""
     is_ok = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
     return None if is_ok else Failure(scenario, seed, result)
 
 
 def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
-    """Repeat the run of a folder. Do nothing if the run is of another fleet, which the same test may check separately.
+    """Repeat the run that is stored in a folder. Do nothing if the run belongs to a different fleet, because the same
+    test may check several fleets.
 
     Raises:
-        UsageError: the folder is not a run folder.
+        UsageError: If the folder is not a run folder.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     scenario, seed, record = read_repro(folder)
@@ -134,7 +140,7 @@ def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSum
 
 
 def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s: float) -> str:
-    """Shrink a failure, write its folder, and return the text of the report."""
+    """Shrink a failure, write its run folder, and return the text of the report."""
     lines = [headline(failure), *_evidence(failure.result), ""]
     if failure.folder is not None:
         return "\n".join([*lines, _replay_line(place, failure.folder), *_hints(failure.result)])
@@ -169,7 +175,7 @@ def _replay_line(place: TestLocation, folder: Path) -> str:
 
 
 def headline(failure: Failure) -> str:
-    """Return the outcome in one sentence."""
+    """Return one sentence that states the outcome of the failed run."""
     before = f", after {failure.passed} that passed" if failure.passed else ""
     return f"{failure.scenario.name}: seed {failure.seed} ended as {failure.result.verdict!r}{before}"
 
@@ -193,7 +199,7 @@ def _is_repeatable(subject: Subject, failure: Failure) -> bool:
 
 
 def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | None:
-    """Return the shrunk failure, or None if there is no time limit, or the run is broken or not repeatable."""
+    """Return the shrunk failure. Return None if `shrink_s` is 0, or if the run is broken or not repeatable."""
     if shrink_s <= 0 or failure.result.verdict == "broken" or not failure.is_repeatable:
         return None
     shrunk = shrink(failure.scenario, failure.seed, failure.result, runner=subject.run, time_limit_s=shrink_s)
@@ -202,7 +208,9 @@ def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | Non
 
 
 def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
-    """Restore the original fleet settings. These settings do not affect a user's fleet, so shrinking has kept every change to them."""
+    """Return the shrunk scenario with the original fleet settings. They do not affect a user's fleet, so shrinking has
+    simplified them without effect.
+    """
     fleet = original.fleet
     if not fleet.module:
         return shrunk
@@ -221,7 +229,7 @@ def _small(shrunk: Shrunk) -> Iterator[str]:
 
 
 def _toml_of(scenario: Scenario) -> Iterator[str]:
-    """Yield the lines of a scenario's TOML without default values."""
+    """Yield the lines of a scenario's TOML, without keys that have their default values."""
     fields = _differing(msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario()))
     yield from (f"  {line}" for line in format_toml(fields).splitlines() if line)
 
@@ -239,7 +247,7 @@ def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str,
 
 
 def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: TestLocation) -> Path:
-    """Run the failure, or its shrunk form, once more with a recording, and return the folder of the run."""
+    """Repeat the failed run, or its shrunk form, with a recording. Return the folder of the repeated run."""
     recording = Recording()
     if shrunk is None:
         scenario, seed = failure.scenario, failure.seed
@@ -261,20 +269,20 @@ def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: Tes
 
 WIDTH = 96
 BRIEF_WIDTH = 160
-"""Maximum width in characters of the lines of `brief_summary`."""
+"""Maximum width, in characters, of a line in `brief_summary`."""
 
 LINES_MAX = 24
-"""Maximum number of lines: the height of the smallest common terminal."""
+"""Maximum number of lines in an outcome. It equals the height of the smallest common terminal."""
 
 VIOLATIONS_MAX, PENDING_MAX, FAULTS_MAX = 3, 5, 5
 TEXT_LINES_MAX = 5
-"""Maximum number of lines for one violation or error."""
+"""Maximum number of lines that describe one violation or error."""
 
 _Item = TypeVar("_Item")
 
 
 def summarise(result: Result) -> str:
-    """Return the outcome of a run in at most `LINES_MAX` lines, with a newline at the end."""
+    """Return the outcome of a run in at most `LINES_MAX` lines, followed by a newline."""
     size = f"{count(result.events, 'event')}, {count(result.messages, 'message')}"
     lines = [
         shortened(clean(f"{result.verdict.upper()}  {result.name}, seed {result.seed}"), WIDTH),
@@ -295,7 +303,7 @@ def summarise(result: Result) -> str:
 
 
 def brief_summary(result: Result, scenario: Scenario) -> str:
-    """Return four lines about a run that passed: verdict, size, events that occurred, and checks."""
+    """Return four lines that describe a passed run: its verdict, its size, what happened in it, and what was checked."""
     fleet, figures, hits = scenario.fleet, result.metrics, result.probes
     turns, epochs = int(figures.get("turns", 0)), int(figures.get("epochs_complete", 0))
     agents = f"{count(fleet.agents, 'agent')} on {count(fleet.hosts, 'host')}"
@@ -313,7 +321,7 @@ def brief_summary(result: Result, scenario: Scenario) -> str:
 
 
 def exercised(result: Result) -> str:
-    """Return a line with the numbers of turns, epochs and recoveries, and the kinds of faults."""
+    """Return a line that states how many turns, epochs and recoveries the run had, and which kinds of faults."""
     counts = {
         "turn": int(result.metrics.get("turns", 0)),
         "epoch": int(result.metrics.get("epochs_complete", 0)),
@@ -329,7 +337,7 @@ def _plural(name: str) -> str:
 
 
 def kinds_of(faults: Iterable[ExecutedFault]) -> list[str]:
-    """Return the kinds of faults that were executed. A fault whose failpoint was never reached was not executed."""
+    """Return the kinds of the faults that were executed. A fault whose failpoint was never reached does not count."""
     return list(dict.fromkeys(_kind(fault) for fault in faults if ARMED not in fault.text))
 
 
@@ -352,7 +360,7 @@ def _fault(fault: ExecutedFault) -> Iterator[str]:
 
 
 def _unstubbed_steps(result: Result) -> Iterator[str]:
-    """Yield a line that lists the steps without stubs, whose own functions were executed."""
+    """If steps without stubs were executed, yield a line that lists these steps."""
     if result.unstubbed_steps:
         names = ", ".join(result.unstubbed_steps)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)
@@ -367,7 +375,7 @@ def _probes(result: Result) -> Iterator[str]:
 def _several(
     items: Sequence[_Item], items_max: int, lines: Callable[[_Item], Iterator[str]], more: str, many: str = ""
 ) -> Iterator[str]:
-    """Yield the lines of the first items, and the number of omitted items."""
+    """Yield the lines for the first items, and then the number of omitted items."""
     for item in items[:items_max]:
         yield from lines(item)
     remaining = len(items) - items_max

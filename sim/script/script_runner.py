@@ -1,12 +1,12 @@
-"""Runner of scenario scripts, which rewrites their traces or reports differences.
+"""Runs scenario scripts, and rewrites their traces or reports differences.
 
-    run_script(text) -> text      the same script with the traces that its commands now produce
-    check_script(path) -> str     differences as a unified diff, or "" if there are none
-    rewrite_script(path) -> bool  write the new traces, and return whether anything differed
+    run_script(text) -> text      the same script, with the traces that its commands currently produce
+    check_script(path) -> str     a unified diff of the traces, or "" if they are equal
+    rewrite_script(path) -> bool  write the new traces, and return whether any trace differed
 
-The command `fleet` creates a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps, as in
-production), markers (plain Chandy-Lamport; `channels=a->b,b->a` lists the channels, default: all), koo-toueg, uncoordinated,
-and the communication-induced protocols.
+The command `fleet a b c protocol=NAME` creates a fleet. The protocols are chandy-lamport (the default, with epoch
+stamps as in production), markers (plain Chandy-Lamport, where `channels=a->b,b->a` lists the channels; by default,
+there are all channels), koo-toueg, uncoordinated, and the communication-induced protocols.
 
     all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
     all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)
@@ -16,7 +16,7 @@ and the communication-induced protocols.
     koo-toueg                 checkpoint a refusing=b; timeout
     rules                     untracked (Z-paths without a causal twin)
 
-`deliver` is both the arrival and the turn. `record` announces an epoch to agents; `all` means every agent.
+`deliver` combines the arrival and the turn. `record` announces an epoch to agents. `all` means every agent.
 """
 
 import difflib
@@ -36,14 +36,16 @@ MARKERS = "markers"
 FLEET_USAGE = "fleet AGENT [AGENT…] [protocol=NAME] [channels=AGENT->AGENT,…]"
 
 AGENTS_MAX = 26
-"""Maximum number of agents in a script, which must stay readable. Use the simulator for larger fleets."""
+"""Maximum number of agents in a script. With more agents, scripts would be unreadable; use the simulator for larger
+fleets.
+"""
 
 
 def run_script(text: str) -> str:
     """Return the script with the traces that its commands produce.
 
     Raises:
-        UsageError: a command is unknown or cannot be executed; the message names the line.
+        UsageError: If a command is unknown or cannot be executed. The message names the line.
     """
     fleet: ScriptedFleet | None = None
     written = []
@@ -61,10 +63,10 @@ def run_script(text: str) -> str:
 
 
 def check_script(path: Path) -> str:
-    """Return a unified diff between the file and its new traces, or "" if there is no difference.
+    """Return a unified diff between the file and the same script with its current traces, or "" if they are equal.
 
     Raises:
-        UsageError: as in `run_script`; the message also names the file.
+        UsageError: Same as in `run_script`. The message also names the file.
     """
     text = path.read_text(encoding="utf-8")
     diff = difflib.unified_diff(
@@ -78,7 +80,7 @@ def check_script(path: Path) -> str:
 
 
 def rewrite_script(path: Path) -> bool:
-    """Rewrite the file with the traces that its commands produce. Return whether it has changed."""
+    """Rewrite the file with the traces that its commands produce. Return whether the file has changed."""
     text = path.read_text(encoding="utf-8")
     renewed = _run_file(path, text)
     if renewed != text:
@@ -97,7 +99,7 @@ def make_fleet(command: ScriptCommand) -> ScriptedFleet:
     """Return the fleet that a `fleet` command defines.
 
     Raises:
-        UsageError: names, protocol or channels are invalid.
+        UsageError: If the names, the protocol or the channels are invalid.
     """
     names = command.words
     check_form(command, FLEET_USAGE)

@@ -1,4 +1,5 @@
-"""Text format of a scenario script: blocks of commands, the line `----`, and the trace that the commands produce.
+"""Text format of scenario scripts. A script consists of blocks, each with commands, the line `----`, and the trace that
+the commands produce.
 
     # Comment.
     fleet a b
@@ -8,14 +9,16 @@
     a: SendMessage(m1, to=b, number=1, stamp=0)
     b: Deliver(m1)
 
-A line that starts with `#` is a comment; blank lines are separators. The trace ends at the first blank line. The next block
-continues with the same fleet, unless it creates a new fleet. Rewriting a script changes only traces: everything up to and
-including `----` is kept. A block without `----` gets that line.
+A line that starts with `#` is a comment, and a trace ends at the first blank line. The next block continues with the
+same fleet, unless it creates a new fleet. Rewriting a script changes only the traces; everything up to and including
+`----` is kept. If a block has no `----` line, one is added.
 
-A command consists of a verb, words, and options of the form `name=value`. The usage text of a verb also defines the form of its commands.
+A command consists of a verb, words, and options of the form `name=value`. A verb's usage text also defines which words
+and options its commands may have.
 
-A line of a trace is a command of a core or an action of the host: `Name(value, name=value)`. Core commands are written with all
-their fields. A piggyback is decoded by its protocol, and its agents are shown by name.
+Each line in a trace is a command from a core or an action of the host, in the form `Name(value, name=value)`. A core's
+command is written with all its fields. A piggyback is decoded according to its protocol, and agents in it are shown by
+name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +34,7 @@ TRACE_FOLLOWS = "----"
 
 
 class ScriptCommand(msgspec.Struct, frozen=True):
-    """Command on one line of a script. `line` is the number of the line, starting with 1."""
+    """Command on a line of a script. `line` is the line's number, counted from 1."""
 
     line: int
     text: str
@@ -40,15 +43,15 @@ class ScriptCommand(msgspec.Struct, frozen=True):
     options: dict[str, str]
 
     def error(self, sentence: str) -> UsageError:
-        """Return an error about this line."""
+        """Return an error that names this line."""
         return UsageError(f"line {self.line}: {sentence}")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Commands of a block, with the lines before their trace.
+    """Commands of a block, and the lines that precede their trace.
 
     Attributes:
-        written: lines before the trace, without `----`.
+        written: lines that precede the trace, without `----`.
         commands: commands in these lines.
     """
 
@@ -60,7 +63,7 @@ def read_blocks(text: str) -> list[Block]:
     """Return the blocks of a script. The last block may consist only of comments.
 
     Raises:
-        UsageError: a line is not a command, or a trace has no commands.
+        UsageError: If a line is not a command, or if a trace has no commands.
     """
     blocks: list[Block] = []
     written: list[str] = []
@@ -84,7 +87,9 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def write_block(block: Block, trace: list[str]) -> str:
-    """Return the text of the block with this trace. Leading blank lines are omitted, because blocks are joined by one blank line."""
+    """Return the text of a block with this trace. Leading blank lines are omitted, because the caller joins blocks with
+    a blank line.
+    """
     lines = list(block.written)
     while lines and not lines[0]:
         del lines[0]
@@ -123,7 +128,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
     """Execute a command.
 
     Raises:
-        UsageError: the verb is unknown, the form is wrong, or the verb itself fails.
+        UsageError: If the verb is unknown, if the command has the wrong form, or if the command cannot be executed.
     """
     verb = verbs.get(command.verb)
     if verb is None:
@@ -133,7 +138,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
 
 
 def check_form(command: ScriptCommand, usage: str) -> None:
-    """Check that a command has the words and options in `usage`, and no others."""
+    """Check that a command has the words and options that `usage` requires, and no other options."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
     options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
@@ -145,7 +150,7 @@ def check_form(command: ScriptCommand, usage: str) -> None:
 
 
 def number_of(command: ScriptCommand, option: str) -> int:
-    """Return the value of an option that must be a positive number."""
+    """Return the value of an option. The value must be a positive integer."""
     value = command.options[option]
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
@@ -169,7 +174,7 @@ def format_command(command: msgspec.Struct) -> str:
 
 
 def format_value(value: object) -> str:
-    """Format a value. Lists are written as [a, b] and dictionaries as {a: 1}, both in their order."""
+    """Format a value. Lists are written as [a, b] and dictionaries as {a: 1}, both in their own order."""
     match value:
         case None:
             return "nobody"
@@ -186,12 +191,13 @@ def format_value(value: object) -> str:
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """Return the content of a piggyback as fields for `format_call`; no fields for protocols without a piggyback.
+    """Return the content of a piggyback, as fields for `format_call`. For a protocol without a piggyback, return no
+    fields.
 
     Args:
         protocol: name of a rule in `rules.RULES`.
-        piggyback: piggyback that the rule has made.
-        names: agent names, by the agents' ordinals.
+        piggyback: piggyback that this rule has created.
+        names: agent names, in the order of the agents' ordinals.
     """
     numbers = decode(piggyback)
     match protocol:
@@ -211,12 +217,15 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
 
 def _hmnr_entry(value: int) -> str:
-    """Format an entry: number of known checkpoints; "taken": a checkpoint lies on the path from the last one; "behind": its clock is
-    lower."""
+    """Format an entry. It states the number of known checkpoints, then "taken" if the path from the last of them
+    contains a checkpoint, and "behind" if the agent's clock is lower.
+    """
     return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
 
 
 def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
-    """Format an entry: number of known checkpoints; "simple": the path from the last one is simple; the agents that the path reaches."""
+    """Format an entry. It states the number of known checkpoints, then "simple" if the path from the last of them is
+    simple, and the agents that the path reaches.
+    """
     reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
     return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"

@@ -1,15 +1,16 @@
-"""Scripts of Chandy-Lamport fleets, with the production protocol or with the plain algorithm. Both produce cuts.
+"""Scripted fleets that run Chandy-Lamport, either the production protocol or the plain algorithm. Both produce cuts.
 
-*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early,
-and a coordinator. An agent owes a record for each epoch named by an announcement, a marker or a stamp; the host records the
-agent's state between turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports cover all
-agents and channels. The end of an epoch reaches all agents at once; every other message of the coordinator is delivered by a
-command.
+*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close
+channels early, and a coordinator. An agent must record its state for each epoch that an announcement, a marker or a
+stamp names; the host does this between turns. The scripted coordinator begins epochs, collects reports, and ends an
+epoch when the reports cover all agents and channels. All agents learn of an epoch's end at once; every other message
+from the coordinator is delivered by a command.
 
-*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels, and markers only. A
-message counts as received when the core has handled it, so there is no mailbox: `deliver` is both the arrival and the turn.
+*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels and no stamps, only
+markers. A message counts as received when the core has handled it, so there is no mailbox, and `deliver` combines the
+arrival and the turn.
 
-`ScriptedCuts` keeps the complete cuts and compares each of them with the ground truth.
+`ScriptedCuts` keeps the complete cuts, and compares each cut with the ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +48,11 @@ class ScriptedCut(msgspec.Struct, frozen=True):
     """Complete cut of a scripted fleet.
 
     Attributes:
-        numbers: checkpoint number of each agent; 0 for an agent that does not exist yet in the cut.
+        numbers: each agent's checkpoint number, or 0 if the agent does not exist yet in the cut.
         in_transit: recorded channel states, by channel.
         unborn: agents that do not exist yet in the cut.
-        gone: agents that had left before the cut. Their actions are inside the cut; messages to them are dead letters.
+        gone: agents that had left before the cut. All their actions belong to the cut, and messages to them are dead
+            letters.
     """
 
     numbers: dict[str, int]
@@ -60,20 +62,20 @@ class ScriptedCut(msgspec.Struct, frozen=True):
 
 
 class ScriptedCuts:
-    """Complete cuts of a fleet whose recoveries roll all agents back to the last cut.
+    """Complete cuts of a fleet. Every recovery rolls all agents back to the last complete cut.
 
     Attributes:
-        by_number: complete cuts by number; cut 0 holds the initial states.
+        by_number: complete cuts, by number. Cut 0 contains the initial states.
     """
 
     def __init__(self, fleet: ScriptedFleet, word: str) -> None:
-        """`word` is the name for a cut in the trace."""
+        """`word` is the term for a cut in the trace."""
         self._fleet = fleet
         self._word = word
         self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
 
     def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
-        """Return the commands for cuts. `do_marker` makes an agent receive a marker from a sender."""
+        """Return the script commands for cuts and markers. `do_marker` makes an agent receive a marker from a sender."""
 
         def take(command: ScriptCommand, *, overtakes: bool) -> None:
             sender, receiver = self._fleet.channel(command)
@@ -87,13 +89,15 @@ class ScriptedCuts:
         }
 
     def _do_line(self, command: ScriptCommand) -> None:
-        """Print the last cut as the recovery line. The line does not depend on `failed`, which is only validated."""
+        """Write the last complete cut to the trace as the recovery line. The line does not depend on the option
+        `failed`, which is only validated.
+        """
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
         self._fleet.trace.append(f"{self._word} {number}: {self._format(self.by_number[number])}")
 
     def keep(self, number: int, cut: ScriptedCut) -> None:
-        """Store a complete cut, and write it and its errors to the trace."""
+        """Store a complete cut, and write the cut and any errors in it to the trace."""
         self.by_number[number] = cut
         self._fleet.trace.append(f"{self._word} {number}: {self._format(cut)}")
         self._fleet.trace += self._faults(number, cut)
@@ -103,7 +107,7 @@ class ScriptedCuts:
         return f"cut {' '.join(numbers)}; in transit: {format_channels(cut.in_transit)}"
 
     def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
-        """Return descriptions of violations of G1 and G2, according to the ground truth."""
+        """Return a description of each violation of G1 or G2 in a cut, according to the ground truth."""
         line = self._book_line(cut)
         faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
         expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
@@ -112,7 +116,9 @@ class ScriptedCuts:
         return faults
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
-        """Return the cut as a recovery line: an agent that had left keeps all its actions; an agent created later has none."""
+        """Return a cut as a recovery line. An agent that had left before the cut keeps all its actions; an agent that
+        was created after the cut keeps none.
+        """
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def recover_fleet(self) -> None:
@@ -124,7 +130,7 @@ class ScriptedCuts:
         self._fleet.roll_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
-        """Remove agents that were created after the cut, and restore agents that left after the cut."""
+        """Remove the agents that were created after a cut, and bring back the agents that left after it."""
         receivers = [message.receiver for message in cut.in_transit]
         for agent in list(self._fleet.agents.values()):
             if agent.name in cut.gone:
@@ -137,7 +143,9 @@ class ScriptedCuts:
 
 
 class _Epoch(msgspec.Struct):
-    """Epoch that is open at the coordinator. `gone` holds the committed numbers of agents that had left before."""
+    """Epoch that is open at the coordinator. `gone` contains the committed message numbers of agents that had left
+    before the epoch.
+    """
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
@@ -145,13 +153,13 @@ class _Epoch(msgspec.Struct):
 
 
 class ScriptedStamps(ScriptedProtocol):
-    """Scripted chandy-lamport protocol: an `EpochStampedCore` per agent, and the coordinator of epochs.
+    """Scripted chandy-lamport protocol, with an `EpochStampedCore` for each agent and a coordinator of epochs.
 
     Attributes:
-        _begun: number of the epoch that began last.
+        _begun: number of the epoch that was begun last.
         _open: open epochs, in ascending order.
-        _numbers: for each epoch, the checkpoint number of each agent.
-        _last_epochs: for each agent whose leave is committed, the last epoch that includes the agent.
+        _numbers: for each epoch, each agent's checkpoint number.
+        _last_epochs: for each agent whose leaving is committed, the last epoch that includes the agent.
     """
 
     keeps_survivors = False
@@ -182,7 +190,9 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Restore the core. The recovery plan has aborted open epochs, so all epochs that began have ended."""
+        """Create a new core after a rollback. The recovery has aborted all open epochs, so all epochs that began have
+        ended.
+        """
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -190,7 +200,9 @@ class ScriptedStamps(ScriptedProtocol):
         return stamp, b"", {"stamp": stamp}
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """Pass a message to the core, then to the mailbox. In this order, no record can count the message twice."""
+        """Pass a message first to the core and then to the mailbox. This order ensures that no record counts the
+        message twice.
+        """
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)
@@ -223,7 +235,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """Announce an epoch to the agents named in the command."""
+        """Announce an epoch to the agents that the command names. If the epoch is the next one, begin it first."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()
@@ -240,7 +252,7 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """Add an agent that the operator or another agent's turn creates."""
+        """Add an agent that is created by the operator or by another agent's turn."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -256,7 +268,7 @@ class ScriptedStamps(ScriptedProtocol):
         self._retire()
 
     def _retire(self) -> None:
-        """Remove agents that have left and that no open epoch needs."""
+        """Remove the agents that have left and that no open epoch needs any more."""
         for agent in self._fleet.agents.values():
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:
@@ -364,12 +376,12 @@ def _report_of(name: str, record: RecordedPart) -> AgentReport:
 
 
 class ScriptedMarkers(ScriptedProtocol):
-    """Scripted plain Chandy-Lamport algorithm, with a `ChandyLamportCore` per agent.
+    """Scripted plain Chandy-Lamport algorithm, with a `ChandyLamportCore` for each agent.
 
     Attributes:
-        _channels: (sender, receiver) of all channels.
-        _numbers: for each open snapshot, the checkpoint number of each agent.
-        _states: for each open snapshot, the channel states of each agent whose part is complete.
+        _channels: (sender, receiver) of each channel.
+        _numbers: for each open snapshot, each agent's checkpoint number.
+        _states: for each open snapshot, the channel states recorded by each agent whose part is complete.
     """
 
     keeps_survivors = False
@@ -393,7 +405,7 @@ class ScriptedMarkers(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core, since a failure ends all open snapshots."""
+        """Create a new core after a rollback, because a failure ends all open snapshots."""
         self.make_core(agent.name)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -440,7 +452,7 @@ class ScriptedMarkers(ScriptedProtocol):
                     self._note_complete(agent.name, command)
 
     def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
-        """Record that an agent's part of a snapshot is complete. The snapshot is complete when all parts are complete."""
+        """Record that an agent's part of a snapshot is complete. When all parts are complete, keep the snapshot's cut."""
         states = self._states.setdefault(command.snapshot, {})
         names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
         states[agent] = [self._fleet.book.messages[name] for name in names]

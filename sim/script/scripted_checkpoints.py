@@ -1,11 +1,14 @@
-"""Scripts of protocols with per-agent checkpoints: the recovery line is computed, and survivors keep as much as possible.
+"""Scripted protocols in which agents take checkpoints individually. The recovery line is computed, and surviving agents
+are rolled back as little as possible.
 
-*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`): the agents' cores and the coordinator's round. Requests, answers
-and decisions are delivered at once, except that an agent answers between its turns: a request to a busy agent waits for the command
-`end`. A blocked agent takes no turn, and its messages stay in the outbox until the decision.
+*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`) uses the agents' cores and the coordinator's round.
+Requests, answers and decisions are delivered at once. But an agent answers only between turns, so a request to a busy
+agent waits for the command `end`. A blocked agent takes no turn, and its messages stay in the outbox until the
+decision.
 
-*Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`): uncoordinated, and with each communication-induced rule.
-A turn that consumes a message has these steps: ask the rule, take a checkpoint if the rule forces one, merge, then deliver.
+*Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`) are taken without coordination, or according to a
+communication-induced rule. A turn that consumes a message has these steps: ask the rule whether a checkpoint is forced,
+take that checkpoint, merge the piggyback, and deliver the message.
 """
 
 from collections import deque
@@ -40,13 +43,13 @@ from snapline.sim.script.scripted_fleet import (
 
 
 class ScriptedLines:
-    """Script commands of fleets with recovery lines."""
+    """Script commands for fleets whose recovery line is computed."""
 
     def __init__(self, fleet: ScriptedFleet) -> None:
         self._fleet = fleet
 
     def verbs(self) -> dict[str, Verb]:
-        """Return the commands for recovery lines."""
+        """Return the script commands for recovery lines and checkpoints."""
         return {
             "line": Verb(LINE_USAGE, self._do_line),
             "join": Verb("join AGENT", self._fleet.add),
@@ -54,7 +57,7 @@ class ScriptedLines:
         }
 
     def recover_fleet(self, failed: list[str]) -> None:
-        """Roll the fleet back to its recovery line."""
+        """Roll the fleet back to its recovery line after these agents have failed."""
         book = self._fleet.book
         line = book.line(failed)
         self._fleet.say(COORDINATOR, f"recovery line {format_line(line)}")
@@ -77,11 +80,11 @@ class ScriptedKooToueg(ScriptedProtocol):
     """Scripted koo-toueg protocol.
 
     Attributes:
-        _round: the open round, or else the last one.
-        _latest: number of the open or last round.
-        _refusing: agents that refuse in that round.
-        _questions: requests that have not been delivered to their agents.
-        _tentative: tentative checkpoint of each agent.
+        _round: the open round, or the last round if none is open.
+        _latest: number of this round.
+        _refusing: agents that refuse to take a checkpoint in this round.
+        _questions: requests that have not been delivered to their agents yet.
+        _tentative: each agent's tentative checkpoint.
         _crashed: agents that have crashed and have not been rolled back yet.
     """
 
@@ -145,7 +148,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._carry(self._round.handle(0, TimedOut()))
 
     def _carry(self, commands: list[RoundCommand]) -> None:
-        """Execute the round's commands, and deliver every request that can be answered now."""
+        """Execute the round's commands, and deliver every request whose agent can answer now."""
         for command in commands:
             self._fleet.say(COORDINATOR, format_command(command))
             if isinstance(command, AskAgent):
@@ -175,7 +178,9 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _send_decision(self, decision: Decide) -> None:
-        """Send the decision to all agents that were asked, then send the messages in their outboxes."""
+        """Send the decision to all agents that were requested to take a checkpoint. Then send the messages in their
+        outboxes.
+        """
         assert self._round is not None
         self._questions.clear()
         recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]
@@ -190,7 +195,9 @@ class ScriptedKooToueg(ScriptedProtocol):
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
-        """Recover the fleet. The open round ends first, so that survivors learn its outcome before they report their state."""
+        """Recover the fleet after these agents have crashed. The open round is ended first, so that surviving agents
+        learn its outcome before the recovery.
+        """
         self._crashed = failed
         if self._round is not None:
             for name in failed:
@@ -207,10 +214,10 @@ class ScriptedKooToueg(ScriptedProtocol):
 
 
 class ScriptedRule(ScriptedProtocol):
-    """Scripted protocol with one of the rules in `rules.RULES`."""
+    """Scripted protocol that uses one of the rules in `rules.RULES`."""
 
     def __init__(self, fleet: ScriptedFleet, name: str) -> None:
-        """`name` is the name of the rule."""
+        """`name` is the name of the checkpointing rule."""
         self._fleet = fleet
         self._name = name
         self._lines = ScriptedLines(fleet)
@@ -257,7 +264,7 @@ class ScriptedRule(ScriptedProtocol):
             self._take(self._fleet.idle_agent(command, agent.name), "basic")
 
     def _do_untracked(self, command: ScriptCommand) -> None:
-        """Print the Z-paths without a causal twin, each with the intervals that it connects."""
+        """Write to the trace which Z-paths have no causal twin, each with the intervals that it connects."""
         for path in untracked(self._fleet.book.trace()):
             start = f"interval {path.sender_interval} of {path.sender}"
             end = f"interval {path.receiver_interval} of {path.receiver}"
@@ -266,7 +273,9 @@ class ScriptedRule(ScriptedProtocol):
             self._fleet.trace.append("every Z-path is tracked")
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Show everything that a message could carry. The method uses a copy of the rule, because sending changes a rule."""
+        """Return a description of everything that a message could carry. A copy of the rule is used, because sending a
+        message changes a rule.
+        """
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

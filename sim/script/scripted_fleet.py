@@ -1,15 +1,18 @@
-"""Small host and network that a script controls: agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing protocol.
+"""Small fleet that a script controls, with agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing
+protocol.
 
-Nothing happens without a command: a message stays in its channel until the command `deliver` or `arrive`, a marker until `marker`. A turn
-is a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host performs
-the duties of each core in order, and writes its own actions and every command of the cores to the trace.
+Nothing happens without a command. A message stays in its channel until the command `deliver` or `arrive`, and a marker
+until the command `marker`. A turn is either a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages
+sent during such a long turn leave at its end. The host performs the duties of each core in order, and writes its own
+actions and all commands from the cores to the trace.
 
-A core's `ProtocolError` is part of the trace, because a script may show how a broken network is detected. Any other error in a command is a
-`UsageError` that names the line of the script.
+If a core raises `ProtocolError`, the error becomes part of the trace, because a script may show how a broken network is
+detected. If a command is wrong in any other way, a `UsageError` names the script's line.
 
-The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint and
-recovery is one line of a trace that `recovery.trace` can read. So the package `recovery` computes recovery lines, orphans and messages in
-transit, and `ScriptedCuts` compares a protocol's cuts with them.
+The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption,
+checkpoint and recovery is one line in a trace that `recovery.trace` can read. From this trace, the package `recovery`
+computes recovery lines, orphans and messages in transit, and `ScriptedCuts` compares a protocol's cuts with the
+results.
 """
 
 from abc import ABC, abstractmethod
@@ -44,11 +47,15 @@ from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, forma
 # -- ground truth ---------------------------------------------------------------------------------------------------------
 
 RestartLine = dict[str, int | None]
-"""Maps each agent to the checkpoint that it is rolled back to; None means that the agent keeps its live state."""
+"""Maps each agent to the number of the checkpoint to which it is rolled back. None means that the agent keeps its live
+state.
+"""
 
 
 class ScriptedMessage(msgspec.Struct, frozen=True):
-    """Message in transit. Coordinated protocols use `stamp`, all others use `piggyback`."""
+    """A message. Only the epoch-stamped protocol uses `stamp`, and only communication-induced protocols use
+    `piggyback`.
+    """
 
     name: str
     sender: str
@@ -59,12 +66,12 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
 
 
 class MessageHistory:
-    """Ground truth: a record of all events, in order.
+    """Ground truth, which records all events in order.
 
     Attributes:
-        agents: all agents so far, in the order of creation; the index of an agent is its ordinal.
-        messages: latest message of each name.
-        _lines: lines of the trace that `recovery.trace` reads.
+        agents: all agents that have existed so far, in the order of creation. An agent's index is its ordinal.
+        messages: latest message with each name.
+        _lines: lines of a trace that `recovery.trace` can read.
     """
 
     def __init__(self, agents: Collection[str]) -> None:
@@ -83,11 +90,11 @@ class MessageHistory:
         self._lines.append(encode(MessageReceived(message.receiver, message.name)))
 
     def recover(self, line: RestartLine) -> None:
-        """Record a recovery of the fleet to `line`."""
+        """Record that a recovery has rolled the fleet back to `line`."""
         self._lines.append(encode(Recovery(line)))
 
     def is_sent(self, name: str) -> bool:
-        """Return whether a message of this name has been sent and no recovery has undone the send."""
+        """Return whether a message with this name has been sent and no recovery has undone the send."""
         return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
 
     def trace(self) -> Trace:
@@ -95,7 +102,9 @@ class MessageHistory:
         return read_trace([encode(Header(agents=self.agents)), *self._lines])
 
     def line(self, failed: Collection[str]) -> RestartLine:
-        """Return the recovery line after these agents fail. Both algorithms for recovery lines must return the same line (G5)."""
+        """Return the recovery line for the failure of these agents. Check that both algorithms for recovery lines
+        return the same line (G5).
+        """
         execution = Execution.of(self.trace())
         ordinals = execution.ordinals(failed)
         numbers = recovery_line(execution, ordinals)
@@ -107,8 +116,9 @@ class MessageHistory:
         }
 
     def rounds(self, failed: Collection[str]) -> list[str]:
-        """Return a description of the domino effect: one line for each round of rollbacks that follows the rollback of
-        the failed agents."""
+        """Describe the domino effect. The list contains one line for each round of rollbacks that follows the rollback
+        of the failed agents.
+        """
         return [
             f"round {number}: {' '.join(round_.orphans)} never sent, so "
             + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
@@ -117,11 +127,11 @@ class MessageHistory:
         ]
 
     def useless(self) -> dict[str, list[int]]:
-        """Return the useless checkpoints, which are part of no consistent cut, by agent."""
+        """Return the useless checkpoints by agent. A useless checkpoint is part of no consistent cut."""
         return analyze(self.trace()).useless
 
     def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
-        """Return the messages that were sent but not consumed before the line, in the order of sending.
+        """Return the messages that were sent before the line but not consumed before it, in the order of sending.
 
         An agent without an entry in the line keeps its live state.
         """
@@ -130,7 +140,9 @@ class MessageHistory:
         return [self.messages[name] for name in names]
 
     def orphans(self, line: Mapping[str, int | None]) -> list[str]:
-        """Return the names of the orphans: messages that were consumed but not sent before the line."""
+        """Return the names of the orphans, which are messages that were consumed before the line but not sent before
+        it.
+        """
         execution = Execution.of(self.trace())
         inside = _numbers(execution, line)
         return [
@@ -148,12 +160,12 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
 
 
 def format_line(line: Mapping[str, int | None]) -> str:
-    """Format a recovery line as `a=1 b=live`."""
+    """Format a recovery line, such as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
 def format_channels(messages: Collection[ScriptedMessage]) -> str:
-    """Format messages as `a->b m1 m2, b->c m3`, or `nothing`."""
+    """Format messages by channel, such as `a->b m1 m2, b->c m3`. If there are no messages, the text is `nothing`."""
     channels: dict[str, list[str]] = {}
     for message in messages:
         channels.setdefault(f"{message.sender}->{message.receiver}", []).append(message.name)
@@ -164,14 +176,16 @@ def format_channels(messages: Collection[ScriptedMessage]) -> str:
 
 
 class ScriptedMarker(msgspec.Struct, frozen=True):
-    """Marker on a channel. Plain Chandy-Lamport does not use `last_number`."""
+    """Marker in a channel. Plain Chandy-Lamport does not use `last_number`."""
 
     epoch: int
     last_number: int = 0
 
 
 class Image(msgspec.Struct, frozen=True):
-    """Checkpoint of an agent: its state, the message numbers of its channels, and its core's image if the protocol saves one."""
+    """An agent's checkpoint: its state, the message numbers on its channels, and the core's image if the protocol saves
+    it.
+    """
 
     state: tuple[str, ...] = ()
     sent: dict[str, int] = {}
@@ -180,16 +194,18 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class ScriptedAgent:
-    """One agent. The agent's state is the list of the messages that its turns have consumed.
+    """A scripted agent. Its state is the list of the messages that its turns have consumed.
 
     Attributes:
-        sent, received: number of the last message sent to and consumed from each other agent.
-        mailbox: messages that have arrived but have not been consumed.
-        outbox: messages that a turn has sent but that have not yet left the host.
+        sent, received: number of the last message sent to each other agent, and of the last message consumed from each
+            other agent.
+        mailbox: messages that have arrived but have not been consumed yet.
+        outbox: messages that a turn has sent but that have not left the host yet, as (receiver, name).
         has_running_turn: whether a turn is running.
-        running: message that the running turn consumes; None for a turn without a message.
-        phase: "living", "left" (the agent's leave is committed, but epochs still need the agent) or "gone".
-        failure: error that the agent's core raised; the agent cannot be used until the fleet is rolled back.
+        running: message that the running turn consumes, or None if the turn consumes no message.
+        phase: "living", "left" (the agent's leaving is committed, but open epochs still need the agent) or "gone".
+        failure: error that the agent's core has raised, or "". After an error, the agent cannot be used until the fleet
+            is rolled back.
         images: checkpoints by number.
     """
 
@@ -200,7 +216,7 @@ class ScriptedAgent:
         self.roll_back(0)
 
     def roll_back(self, number: int) -> None:
-        """Restore a checkpoint and discard all later ones."""
+        """Restore the checkpoint with this number, and discard all later checkpoints."""
         del self.images[number + 1 :]
         image = self.images[number]
         self.state = list(image.state)
@@ -213,7 +229,7 @@ class ScriptedAgent:
         self.failure = ""
 
     def image(self, core: bytes = b"") -> Image:
-        """Return a checkpoint of the current state."""
+        """Return a checkpoint of the agent's current state."""
         return Image(tuple(self.state), dict(self.sent), dict(self.received), core)
 
 
@@ -221,11 +237,11 @@ class ScriptedAgent:
 
 
 class ScriptedProtocol(ABC):
-    """Protocol part of a scripted fleet. `ScriptedFleet` calls these methods as the duties of the cores require.
+    """The protocol of a scripted fleet. `ScriptedFleet` calls these methods as the cores' duties require.
 
     Attributes:
-        keeps_survivors: whether agents that have not failed keep their live state if the recovery line allows it.
-        has_mailboxes: whether messages wait in a mailbox for a turn; otherwise messages are consumed on arrival.
+        keeps_survivors: whether agents that have not failed may keep their live states in a recovery.
+        has_mailboxes: whether messages wait in a mailbox for a turn. Otherwise, messages are consumed on arrival.
     """
 
     keeps_survivors = True
@@ -233,11 +249,11 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def verbs(self) -> dict[str, Verb]:
-        """Return the additional script commands of the protocol."""
+        """Return the script commands that the protocol adds."""
 
     @abstractmethod
     def make_core(self, name: str) -> Image:
-        """Make the core of a new agent and return the agent's initial checkpoint."""
+        """Create the core of a new agent, and return the agent's initial checkpoint."""
 
     @abstractmethod
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
@@ -253,36 +269,38 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        """Return the stamp and the piggyback of a message that is being sent, and both as fields for the trace."""
+        """Return the stamp and the piggyback for a message that is being sent, and the fields that represent them in
+        the trace.
+        """
 
     def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
-        """Raise an error for a `send` that the protocol does not allow."""
+        """Raise an error if the protocol does not allow this `send` command."""
 
     def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:  # noqa: B027  # a hook
-        """Raise an error if no message may be taken from the channel in the current state."""
+        """Raise an error if no message may currently be taken from the channel."""
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """Move a message from its channel to the mailbox."""
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Act on the start of the turn that consumes the message."""
+        """React to the start of the turn that consumes a message."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Act on the consumption of the message by a turn."""
+        """React to the consumption of a message by a turn."""
 
     def note_sends(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Act on the end of a turn that has sent messages."""
+        """React to the end of a turn that has sent messages."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
         """Perform the protocol's duties that must wait until no turn is running."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
-        """Return whether the agent may neither start a turn nor send."""
+        """Return whether the agent may currently neither start a turn nor send messages."""
         return False
 
     def validate(self) -> None:  # noqa: B027  # a hook
-        """Call `validate` of every core that has this method."""
+        """Check the invariants of all cores."""
 
 
 # -- fleet ----------------------------------------------------------------------------------------------------------------
@@ -292,21 +310,21 @@ _Answer = TypeVar("_Answer")
 COORDINATOR = "coordinator"
 
 LINE_USAGE = "line [failed=AGENT,AGENT,…]"
-"""Usage text of the command `line`, the same for all protocols."""
+"""Usage text of the command `line`, which is the same for all protocols."""
 
 
 class ScriptedFleet:
-    """Fleet of scripted agents under one protocol.
+    """Fleet of scripted agents that run one protocol.
 
     Attributes:
         book: ground truth.
-        agents: agents by name, in the order of creation, without agents whose creation a recovery has undone.
+        agents: agents by name, in the order of creation. Agents whose creation was undone by a recovery are absent.
         channels: items in transit by (sender, receiver), in the order of sending.
         trace: trace lines of the current command.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
-        """`make` is the function that creates the protocol's part of this fleet."""
+        """`make` creates the protocol for this fleet."""
         self.book = MessageHistory(names)
         self.agents: dict[str, ScriptedAgent] = {}
         self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
@@ -316,11 +334,11 @@ class ScriptedFleet:
             self.agents[name] = ScriptedAgent(name, self._protocol.make_core(name))
 
     def run(self, command: ScriptCommand) -> list[str]:
-        """Execute one command and return its trace.
+        """Execute a command, and return its trace.
 
         Raises:
-            UsageError: the command is unknown, or impossible in the current state; the message names the line of the
-            script.
+            UsageError: If the command is unknown or is impossible in the current state. The message names the script's
+                line.
         """
         self.trace = []
         dispatch(command, self._verbs())
@@ -345,7 +363,7 @@ class ScriptedFleet:
     # -- words of commands --------------------------------------------------------------------------------------------
 
     def agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """Return an agent that exists and has not failed."""
+        """Return the agent with this name, which must exist, have no failed core, and not be gone."""
         agent = self.agents.get(name)
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
@@ -356,13 +374,13 @@ class ScriptedFleet:
         return agent
 
     def agents_of(self, command: ScriptCommand, names: str) -> list[ScriptedAgent]:
-        """Return the agents in a list such as `a,b`; `all` means every living agent."""
+        """Return the agents in a list such as `a,b`. `all` means every living agent."""
         if names == "all":
             return [agent for agent in self.agents.values() if agent.phase == "living"]
         return [self.agent(command, name) for name in dict.fromkeys(names.split(","))]
 
     def idle_agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """Return an agent that may start a turn."""
+        """Return the agent with this name, which must be able to start a turn."""
         agent = self.agent(command, name)
         if agent.phase != "living":
             raise command.error(f"{name} has left and takes no more turns: name another agent")
@@ -373,14 +391,14 @@ class ScriptedFleet:
         return agent
 
     def channel(self, command: ScriptCommand) -> tuple[str, str]:
-        """Return the channel named by the command's first word."""
+        """Return the channel that the command's first word names."""
         sender, arrow, receiver = command.words[0].partition("->")
         if not arrow or sender not in self.book.agents or receiver not in self.agents:
             raise command.error(f"{command.words[0]!r} is no channel: write AGENT->AGENT")
         return sender, receiver
 
     def take_message(self, command: ScriptCommand, channel: tuple[str, str]) -> ScriptedMessage:
-        """Remove the first message in transit from a channel and return it."""
+        """Remove the first message from a channel, and return the message."""
         self._protocol.check_take(command, channel)
         for item in self.channels.get(channel, []):
             if isinstance(item, ScriptedMessage):
@@ -389,9 +407,9 @@ class ScriptedFleet:
         raise command.error(f"no message is on its way from {channel[0]} to {channel[1]}: send one first")
 
     def take_marker(self, command: ScriptCommand, *, overtakes: bool) -> ScriptedMarker:
-        """Remove the first marker from the command's channel and return it.
+        """Remove the first marker from the channel that the command names, and return the marker.
 
-        If `overtakes` is set, messages ahead of the marker stay in the channel; otherwise such messages are an error.
+        If `overtakes` is set, messages ahead of the marker stay in the channel. Otherwise, such messages are an error.
         """
         channel = self.channel(command)
         ahead: list[str] = []
@@ -448,7 +466,9 @@ class ScriptedFleet:
         self.carry_out_duties(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """Dead-letter a message to an agent that has left. The agent's core still handles the message if an open epoch needs it."""
+        """If the receiver has left, dead-letter the channel's first message and return True. If an open epoch still
+        needs the receiver, its core handles the message first.
+        """
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -505,11 +525,11 @@ class ScriptedFleet:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def say(self, who: str, what: str) -> None:
-        """Write a line to the trace."""
+        """Write a line to the trace, which names who acts."""
         self.trace.append(f"{who}: {what}")
 
     def guard(self, agent: ScriptedAgent, call: Callable[[], list[_Answer]]) -> list[_Answer]:
-        """Call a core, and record any error that the core raises as the agent's failure."""
+        """Call an agent's core. If the core raises a ProtocolError, record the error as the agent's failure."""
         try:
             return call()
         except ProtocolError as error:
@@ -518,7 +538,7 @@ class ScriptedFleet:
             return []
 
     def carry_out_duties(self, agent: ScriptedAgent) -> None:
-        """Perform the protocol's duties after an arrival, unless a turn is running."""
+        """Perform the protocol's duties between turns, unless a turn is running or the agent's core has failed."""
         if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 
@@ -536,7 +556,7 @@ class ScriptedFleet:
         self._protocol.note_consumed(agent, message)
 
     def leave(self, agent: ScriptedAgent, receiver: str, name: str) -> None:
-        """Send a message to its channel."""
+        """Send a message into its channel."""
         stamp, piggyback, words = self._protocol.mark(agent, receiver)
         number = agent.sent[receiver] = agent.sent.get(receiver, 0) + 1
         message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
@@ -545,7 +565,7 @@ class ScriptedFleet:
         self.say(agent.name, format_call("SendMessage", name, to=receiver, number=number, **words))
 
     def empty_outbox(self, agent: ScriptedAgent) -> None:
-        """Send the messages in the outbox."""
+        """Send all messages in an agent's outbox."""
         if not agent.outbox:
             return
         for receiver, name in agent.outbox:
@@ -563,7 +583,7 @@ class ScriptedFleet:
         self.say(name, format_call("Join", **words))
 
     def store(self, agent: ScriptedAgent, image: Image, **words: object) -> int:
-        """Store the image as the agent's next checkpoint and return its number."""
+        """Store an image as the agent's next checkpoint, and return the checkpoint's number."""
         number = len(agent.images)
         agent.images.append(image)
         self.book.checkpoint(agent.name, number, "forced" if words.get("basis") == "forced" else "basic")
@@ -571,7 +591,9 @@ class ScriptedFleet:
         return number
 
     def roll_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
-        """Roll every agent back to its checkpoint on the line. Deliver the line's in-transit messages again and drop all other messages."""
+        """Roll every agent back to its checkpoint on the line. Deliver the given messages in transit again, and drop
+        all other messages.
+        """
         self.book.recover(line)
         self.channels.clear()
         for agent in self.agents.values():

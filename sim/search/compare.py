@@ -1,26 +1,27 @@
-"""Comparison of all combinations of protocols, patterns, intervals and failure rates, measured with the same seeds.
+"""Compares all combinations of protocols, patterns, intervals and failure rates, measured with the same seeds.
 
-A *cell* is one combination. Every cell runs the same seeds, so fleets, delays by key and failure times are the same. Hosts
-crash at random with a constant rate (exponential distances, drawn from the seed alone) and restart soon. Cells are compared
-seed by seed (`paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not pass in a
-cell has no values in that cell; a difference uses the seeds that passed in both cells.
+A *cell* is one combination. All cells run the same seeds, so fleets, delays by key and failure times are the same in
+all cells. Hosts crash at random with a constant rate (the intervals are exponential, and drawn from the seed alone) and
+restart soon. Cells are compared seed by seed (`paired_difference`), so that effects that a seed has in all cells cancel
+out. If a seed does not pass in a cell, it has no values in this cell. A difference uses only the seeds that passed in
+both cells.
 
-`overhead` is the relative increase in virtual time over a *bare* run, which has no checkpoints and no failures. The
-overhead includes pauses, piggybacks, lost work and recoveries. Without failures, the overhead is the cost of checkpoints
-alone.
+`overhead` is the relative increase in virtual time compared with a *bare* run, which has no checkpoints and no
+failures. The overhead includes pauses, piggybacks, lost work and recoveries. In a cell without failures, the overhead
+is the cost of checkpoints alone.
 
-The statistics of a metric over a few runs assume that runs are independent and identically distributed, because their
-seeds are. There are two kinds of 95 % confidence intervals:
+Statistics over several runs assume that the runs are independent and identically distributed, because their seeds are.
+There are two kinds of 95 % confidence intervals:
 
-- Student's, for one mean: mean ± t(n - 1) · s / √n. This interval is exact for normal values, and accurate for other
-  values from about thirty runs on.
-- The paired bootstrap, for the difference of two settings run with the *same* seeds (Efron 1979; Efron and Tibshirani 1993,
-  chapter 13). Draw n of the n seeds with replacement, take the mean of the differences, and repeat many times. The interval
-  lies between the percentiles 2.5 and 97.5. Effects of a seed that both settings share cancel out. With fewer than ten seeds
-  the interval is too narrow.
+- Student's interval, for a single mean, is mean ± t(n - 1) · s / √n. It is exact for normally distributed values, and
+  accurate for other values if there are at least about thirty runs.
+- The paired bootstrap interval is for the difference between two settings that ran with the *same* seeds (Efron 1979;
+  Efron and Tibshirani 1993, chapter 13). Draw n of the n seeds with replacement, take the mean of their differences,
+  and repeat this many times. The interval lies between the percentiles 2.5 and 97.5 of these means. Effects that a seed
+  has in both settings cancel out. With fewer than ten seeds, the interval is too narrow.
 
-Without enough values, an interval reaches from minus to plus infinity, which means that no conclusion is possible.
-Bootstraps use their own seed, so that the same runs give the same text.
+If there are not enough values, an interval extends from minus to plus infinity, which means that no conclusion is
+possible. Bootstraps use a fixed seed, so that the same runs give the same text.
 """
 
 import math
@@ -44,20 +45,26 @@ from snapline.sim.search.worker import Runner, Task
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 RESAMPLES = 2_000
-"""Number of resamples: enough to make the ends of an interval stable to about 5 % of its width."""
+"""Number of bootstrap samples. It is large enough that the ends of an interval are stable to about 5 % of the
+interval's width.
+"""
 
 BOOTSTRAPPED_MAX = 1_000
-"""Maximum number of pairs for a bootstrap. With more pairs, Student's interval is accurate enough and a bootstrap takes seconds."""
+"""Maximum number of pairs for a bootstrap. With more pairs, Student's interval is accurate enough, and a bootstrap
+would take seconds.
+"""
 
 EXACT_DEGREES_MAX = 200
-"""Maximum degrees of freedom for the exact t distribution. With more, an expansion is accurate to more than six digits."""
+"""Maximum degrees of freedom for which the t distribution is computed exactly. With more degrees, an expansion is
+accurate to more than six digits.
+"""
 
 NORMAL_975 = 1.959963984540054
 """Percentile 97.5 of the standard normal distribution."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Summary of one metric over runs. `low` and `high` enclose the mean with 95 % confidence."""
+    """Summary of a metric over several runs. `low` and `high` enclose the mean with 95 % confidence."""
 
     count: int
     mean: float
@@ -83,7 +90,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Return the mean with Student's interval, and percentiles; all are NaN if there are no values."""
+    """Return the mean with Student's interval, and percentiles. If there are no values, the interval is infinite and
+    all other values are NaN.
+    """
     ordered = sorted(values)
     if not ordered:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, -math.inf, math.inf)
@@ -94,12 +103,12 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean, rounded only once, so that the order of the values does not matter."""
+    """Return the mean of the values. The sum is exact, so the order of the values does not matter."""
     return math.fsum(values) / len(values)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half of Student's interval around the mean; infinite for fewer than two values."""
+    """Return half the width of Student's interval around the mean. It is infinite for fewer than two values."""
     if len(values) < 2:
         return math.inf
     mean = mean_of(values)
@@ -119,7 +128,7 @@ def t_975(degrees: int) -> float:
     """Return percentile 97.5 of Student's t distribution."""
     if degrees > EXACT_DEGREES_MAX:
         return _expanded(degrees)
-    low, high = NORMAL_975, 13.0  # the largest value, for one degree of freedom, is 12.7
+    low, high = NORMAL_975, 13.0  # the largest value is 12.7, for one degree of freedom
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, degrees) < 0.95 else (low, middle)
@@ -127,7 +136,9 @@ def t_975(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Return the probability of a value between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return the probability that a t-distributed value lies between -t and t (Abramowitz and Stegun, 26.7.3 and
+    26.7.4).
+    """
     angle = math.atan(t / math.sqrt(degrees))
     square = math.cos(angle) ** 2
     is_odd = degrees % 2 == 1
@@ -141,7 +152,9 @@ def _within(t: float, degrees: int) -> float:
 
 
 def _expanded(degrees: int) -> float:
-    """Return percentile 97.5 by Cornish and Fisher's expansion (Abramowitz and Stegun, 26.7.5)."""
+    """Return percentile 97.5 of Student's t distribution by Cornish and Fisher's expansion (Abramowitz and Stegun,
+    26.7.5).
+    """
     z = NORMAL_975
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -150,7 +163,9 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """Return the mean of `values` minus `baseline`, pair by pair. Both sequences are in the order of the same seeds."""
+    """Return the mean of the differences of `values` from `baseline`. Both sequences must be in the same order of
+    seeds.
+    """
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])
@@ -163,12 +178,13 @@ def paired_difference(baseline: Sequence[float], values: Sequence[float], *, see
 
 
 def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: int = 0) -> Difference:
-    """Return a statistic of the runs 0 … count - 1, with its percentile interval.
+    """Return a statistic over the runs from 0 to count - 1, with its bootstrap percentile interval.
 
     Args:
         count: number of runs.
-        statistic: function of run indices, some of which may repeat. Samples for which the function returns NaN are omitted.
-        seed: seed of the random samples.
+        statistic: function that computes the statistic from run indices, which may repeat. Samples for which it returns
+            NaN are omitted.
+        seed: seed from which samples are drawn.
     """
     if count == 0:
         return Difference(0, math.nan, -math.inf, math.inf)
@@ -176,14 +192,14 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
 
 
 def with_percentiles(count: int, value: float, resampled: Iterable[float]) -> Difference:
-    """Return a value computed from `count` runs, with the percentile interval of its resampled values."""
+    """Return a value that was computed from `count` runs, with the percentile interval of the resampled values."""
     ordered = sorted(one for one in resampled if not math.isnan(one))
     if count < 2 or not ordered:
         return Difference(count, value, -math.inf, math.inf)
     return Difference(count, value, percentile(ordered, 0.025), percentile(ordered, 0.975))
 
 
-@lru_cache(maxsize=4)  # a comparison uses the same samples many times
+@lru_cache(maxsize=4)  # a comparison uses the same samples many times over
 def draws(count: int, seed: int = 0) -> list[list[int]]:
     """Return `RESAMPLES` samples of `count` run indices, drawn with replacement."""
     random = stream_of(seed, "bootstrap").random
@@ -214,19 +230,19 @@ METRICS: Mapping[str, str] = {
     "piggyback_bytes": "bytes of piggyback",
     "store_bytes": "bytes in the store at the end",
 }
-"""Descriptions of the metrics to compare, in table order. Metrics that no run has are omitted."""
+"""Descriptions of the metrics that are compared, in the order of the table. Metrics that no run reports are omitted."""
 
 RESTART_AFTER_S = 0.2
-"""Downtime of a crashed host: short, so that the protocol is measured and not the reboot."""
+"""Downtime of a crashed host. It is short, so that the protocol is measured rather than the reboot."""
 
 FAILURES_MAX = 1_000
-"""Maximum number of failures in one run; with more failures, no work is completed."""
+"""Maximum number of failures in a run. With more failures, no work would be completed."""
 
 CELLS_MAX = 10_000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Settings of a cell; an interval of 0 means the bare run."""
+    """Settings of a cell. An interval of 0 means the bare run."""
 
     protocol: str
     pattern: str
@@ -235,12 +251,12 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct):
-    """Runs of one setting.
+    """The runs with one setting.
 
     Attributes:
         passed: number of seeds that passed.
-        failed: number of seeds with each other verdict.
-        values: for each metric one value per seed of the comparison; NaN if a seed has no value.
+        failed: for each verdict other than "pass", the number of seeds with this verdict.
+        values: for each metric, one value per seed of the comparison. The value is NaN if a seed has no value.
         metrics: summary of each metric's values.
     """
 
@@ -252,7 +268,9 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """Difference between a protocol and the first protocol in one cell, computed seed by seed."""
+    """Difference in a metric between the protocol of a cell and the first protocol with otherwise equal settings,
+    computed seed by seed.
+    """
 
     setting: Setting
     baseline: str
@@ -261,7 +279,9 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """Comparison of all cells. `bare` holds the durations of the bare runs in virtual seconds by pattern, one value per seed."""
+    """Comparison of all cells. `bare` contains, for each pattern, the durations of the bare runs in virtual seconds,
+    one value per seed.
+    """
 
     name: str
     protocols: list[str]
@@ -293,18 +313,18 @@ def compare(
     on_progress: Callable[[int, int], None] | None = None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> Comparison:
-    """Run all cells.
+    """Run all cells, and compare them.
 
     Args:
-        template: scenario that provides all other settings; its faults occur in every cell.
-        protocols: protocols to compare; all others are compared with the first.
-        patterns: patterns to run; if empty, the template's own pattern.
-        intervals: times between checkpoints, such as "500ms".
-        failure_rates_per_s: host crashes of the whole fleet per virtual second.
-        on_progress: function that is called with the number of completed runs and the number of all runs.
+        template: scenario that provides all other settings. Its faults occur in every cell.
+        protocols: protocols to compare. Each is compared with the first.
+        patterns: patterns to run. If this is empty, the template's own pattern is run.
+        intervals: checkpoint intervals, such as "500ms".
+        failure_rates_per_s: numbers of host crashes per virtual second in the whole fleet.
+        on_progress: function that is called with the number of completed runs and the total number of runs.
 
     Raises:
-        UsageError: there is nothing to compare, a name is unknown, or there are too many cells.
+        UsageError: If there is nothing to compare, if a name is unknown, or if there are too many cells.
     """
     pattern_names = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
     settings = _settings(
@@ -366,7 +386,9 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
 
 
 def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
-    """Return host crashes at exponential distances until the end of the run, the same for every cell with this rate."""
+    """Return host crashes at exponentially distributed intervals until the end of the run. They are the same in every
+    cell with this rate.
+    """
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
@@ -414,11 +436,12 @@ def _cell(
 
 
 def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str, float]:
-    """Return all metrics of one run, including derived ones; an empty dict if the run did not pass.
+    """Return all metrics of a run, including derived metrics. If the run did not pass, return an empty dict.
 
     Args:
-        without: result of the same run without failures, if there is one.
-        bare_s: duration of the bare run; NaN if unknown.
+        without: result of the run with the same settings and seed but without failures, or None if there is no such
+            run.
+        bare_s: duration of the bare run, or NaN if it is unknown.
     """
     if result.verdict != "pass":
         return {}
@@ -436,7 +459,9 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 
 def work_s(result: Result) -> float:
-    """Return the duration of the work. For endless work, return the duration for a thousand messages; NaN if unknown."""
+    """Return how long the work took. If the work is endless, return how long a thousand messages took. Return NaN if
+    the duration is unknown.
+    """
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
     per_s = result.metrics.get("throughput_per_s", 0.0)
@@ -444,13 +469,13 @@ def work_s(result: Result) -> float:
 
 
 def failures_of(result: Result, took_s: float) -> int:
-    """Return the number of crashes during the work; later crashes cost nothing."""
+    """Return the number of crashes during the work. Later crashes cost nothing, so they do not count."""
     until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
     return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
 
 
 def _contrasts(found: Comparison) -> Iterator[Contrast]:
-    """Yield the contrasts of each protocol with the first one, with all other settings equal."""
+    """Yield the contrasts of each protocol with the first protocol, with all other settings equal."""
     baseline = found.protocols[0]
     for cell in found.cells:
         if cell.setting.protocol == baseline:
@@ -463,7 +488,7 @@ def _contrasts(found: Comparison) -> Iterator[Contrast]:
 
 
 def difference_of(baseline: Sequence[float], values: Sequence[float]) -> Difference:
-    """Return the paired difference over the seeds that have a value in both sequences."""
+    """Return the paired difference, computed from the seeds that have a value in both sequences."""
     pairs = [
         (base, value)
         for base, value in zip(baseline, values, strict=True)

@@ -1,21 +1,24 @@
-"""Report of a comparison: a table for a terminal, a figure, and a recommended protocol and interval.
+"""Reports a comparison as a table for a terminal and as a figure, and recommends a protocol and interval.
 
-The figure has one panel per pattern and failure rate, with one group of bars per interval and one bar per protocol. A
-whisker shows the 95 % confidence interval of the mean. A number under each bar identifies the protocol, in addition to
-the colour. The same comparison always gives the same bytes. The SVG file contains no script.
+The figure has one panel for each pattern and failure rate. In a panel, there is one group of bars for each interval,
+with one bar for each protocol. A whisker shows the 95 % confidence interval of the mean. Both the colour of a bar and a
+number under it identify the protocol. The same comparison always produces the same bytes. The SVG file contains no
+script.
 
-The recommendation chooses from measured cells, and states its confidence in words. `protocols/advice.py` computes the expected
-hourly cost and chooses among equally good protocols. If runs report lost turns, the loss is the time of these turns at the
-pace of a bare run plus the time in recoveries. Otherwise the loss is the extra duration of the same work with failures, seed
-by seed, divided by the number of failures.
+The recommendation is chosen from the measured cells, and its confidence is stated in words. `protocols/advice.py`
+computes the expected hourly cost and chooses among equally good protocols. The *loss* is the cost of a failure. If runs
+report lost turns, the total loss is the time that these turns would take at the pace of a bare run, plus the time in
+recoveries. Otherwise, it is the extra time that the same work takes with failures, computed seed by seed. Both are
+divided by the number of failures.
 
-The protocol with the lowest cost at its best measured interval wins. If the cost of other protocols does not clearly differ,
-the simplest of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
+The protocol that has the lowest cost at its best measured interval is recommended. If the costs of other protocols are
+not clearly higher, the simplest of all these protocols is recommended (`SIMPLEST_FIRST`: coordinated before
+uncoordinated before communication-induced).
 
-The recommended interval is Daly's (`protocols/policy.py`) for the measured cost of one checkpoint (overhead × interval).
-Daly's interval must lie between measured intervals and cost no more than the best of them; otherwise the best measured
-interval is used. Measurements take precedence over formulas, and no formula is applied to a cost that cannot be
-distinguished from zero.
+The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint
+(overhead × interval). It must lie between measured intervals and cost no more than the best measured interval.
+Otherwise, the best measured interval is recommended. Measurements take precedence over formulas, and the formula is not
+applied to a cost that cannot be distinguished from zero.
 """
 
 import math
@@ -43,7 +46,9 @@ from snapline.sim.search.compare import (
 
 
 class PricedSetting(msgspec.Struct, frozen=True):
-    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference to the cheapest setting."""
+    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference from the
+    cheapest setting's cost.
+    """
 
     protocol: str
     interval_s: float
@@ -56,7 +61,9 @@ class PricedSetting(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Recommended settings. `why` explains them in sentences with numbers. `options` lists all settings considered, the cheapest first."""
+    """Recommended settings. `why` justifies them in sentences with numbers. `options` lists all settings that were
+    considered, cheapest first.
+    """
 
     protocol: str
     interval_s: float
@@ -65,10 +72,11 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
-    """Return the cheapest settings for a fleet that fails every `mtbf_s` seconds on average.
+    """Recommend settings for a fleet that fails every `mtbf_s` seconds on average.
 
     Raises:
-        UsageError: `mtbf_s` is not a positive time, or the comparison lacks cells with failures or cells without failures.
+        UsageError: If `mtbf_s` is not positive and finite, or if the comparison lacks cells with failures, cells
+            without failures, or passed runs.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -94,7 +102,7 @@ def _first(options: Sequence[PricedSetting], protocol: str) -> PricedSetting | N
 
 
 class Pricer:
-    """Costs of protocols and intervals, averaged over patterns."""
+    """Computes the costs of protocols and intervals, averaged over patterns."""
 
     def __init__(self, comparison: Comparison, mtbf_s: float) -> None:
         self._comparison = comparison
@@ -103,7 +111,9 @@ class Pricer:
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
     def all(self) -> list[PricedSetting]:
-        """Return each protocol at each interval for which a cost is known, the cheapest first."""
+        """Return the cost of each protocol at each interval, cheapest first. Settings whose cost is unknown are
+        omitted.
+        """
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
         costs = {setting: self.cost_s(*setting, every) for setting in settings}
@@ -119,7 +129,9 @@ class Pricer:
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
     ) -> PricedSetting:
-        """Compute the cost of a setting. All settings use the same samples of seeds, so that costs can be subtracted sample by sample."""
+        """Compute a setting's cost and its difference from the cheapest setting. All settings use the same samples of
+        seeds, so costs can be subtracted sample by sample.
+        """
         count = len(self._comparison.seeds)
         cost = with_percentiles(count, costs[setting], resampled[setting])
         differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
@@ -128,17 +140,19 @@ class Pricer:
         return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the cost in seconds per hour, computed from the picked seeds; NaN if the cost is unknown."""
+        """Return the cost of a setting in seconds per hour, computed from the picked seeds, or NaN if the cost is
+        unknown.
+        """
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
     def overhead(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the mean overhead in cells without failures."""
+        """Return the mean overhead of a setting in cells without failures."""
         cells = [self._cells[Setting(protocol, pattern, interval_s, 0.0)] for pattern in self._comparison.patterns]
         return _mean([_mean(_column(cell, "overhead", picked)) for cell in cells])
 
     def loss_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the loss per failure in seconds, over all cells with failures."""
+        """Return a setting's mean loss per failure in seconds, over all cells with failures."""
         return _mean([self._loss_s(protocol, interval_s, pattern, picked) for pattern in self._comparison.patterns])
 
     def _loss_s(self, protocol: str, interval_s: float, pattern: str, picked: Sequence[int]) -> float:
@@ -153,7 +167,7 @@ class Pricer:
         return lost_s / failures if failures else math.nan
 
     def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
-        """Return the total cost of the failures of each run, in seconds."""
+        """Return, for each run, the total cost of its failures in seconds."""
         if "lost_turns" not in cell.values or "turns" not in cell.values:
             each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
             return [loss_s * count for loss_s, count in each]
@@ -164,7 +178,7 @@ class Pricer:
         return [lost[place] * pace_s[place] + recovery_s[place] for place in range(len(picked))]
 
     def interval_of(self, chosen: PricedSetting, options: Sequence[PricedSetting]) -> tuple[float, list[str]]:
-        """Return the recommended checkpoint interval and its reasons."""
+        """Return the recommended checkpoint interval, and sentences that justify it."""
         price_s = chosen.overhead * chosen.interval_s
         count = len(self._comparison.seeds)
         resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]
@@ -194,7 +208,7 @@ class Pricer:
 
 
 def _between(measured: Sequence[PricedSetting], interval_s: float) -> float:
-    """Return the loss per failure at an interval between two measured ones, by linear interpolation."""
+    """Return the loss per failure at an interval, by linear interpolation between measured intervals."""
     above = next(index for index, one in enumerate(measured) if one.interval_s >= interval_s)
     high = measured[above]
     if high.interval_s == interval_s:
@@ -257,16 +271,18 @@ def _trust(comparison: Comparison) -> str:
 PANEL_WIDTH, PANEL_HEIGHT = 560, 180
 GAP, LEFT, TOP = 64, 72, 72
 BAR_MAX = 28.0
-"""Maximum width of a bar in pixels; bars get thinner if there are many."""
+"""Maximum width of a bar in pixels. Bars are thinner if there are many."""
 
 TICKS = 4
 """Approximate number of ticks on the vertical axis."""
 
 NOTHING = 1e-12
-"""Smaller ranges count as empty, since no metric is that precise."""
+"""Ranges of values that are smaller than this count as empty, because no metric is that precise."""
 
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
-"""Colours that are readable on light and dark backgrounds. Further protocols reuse them and are identified by their numbers."""
+"""Colours that are readable on light and dark backgrounds. If there are more protocols than colours, colours are
+reused, and the numbers under the bars identify the protocols.
+"""
 
 RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis { stroke: var(--ink); }
 .small { font-size: 10px; }"""
@@ -275,7 +291,9 @@ RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis
 def table(
     comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
-    """Return a table with one line per cell: mean ± half of the interval, with "*" if a protocol clearly differs from the first."""
+    """Return a table with one line per cell. Each value is the mean ± half the width of its confidence interval, with
+    "*" if the protocol clearly differs from the first.
+    """
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]
     clear = {(one.setting, one.metric) for one in comparison.contrasts if one.difference.is_clear}
     rows = [["pattern", "failures/s", "interval", "protocol", "passed", *shown]]
@@ -291,7 +309,7 @@ def table(
 
 
 def number(summary: Summary | None, *, is_clear: bool) -> str:
-    """Format a summary for the table."""
+    """Format a metric's summary for the table."""
     if summary is None or summary.count == 0:
         return "–"
     half = summary.high - summary.mean
@@ -300,7 +318,7 @@ def number(summary: Summary | None, *, is_clear: bool) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """Format the recommendation for a terminal, with its reasons and all settings considered."""
+    """Format a recommendation for a terminal, with its reasons and with all settings that were considered."""
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
     lines += [f"  {sentence}" for sentence in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]
@@ -313,7 +331,9 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Mapping from values to vertical pixels in one panel, between the first tick and the last."""
+    """Maps values to vertical pixel positions in a panel. Values outside the ticks are clamped to the first or last
+    tick.
+    """
 
     top: float
     ticks: list[float]
@@ -328,7 +348,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
     """Return the figure as the text of an SVG file.
 
     Raises:
-        UsageError: no cell has the metric.
+        UsageError: If no cell has the metric.
     """
     summaries = [cell.metrics[metric] for cell in comparison.cells if metric in cell.metrics]
     known = [summary for summary in summaries if summary.count]
@@ -352,7 +372,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
 
 
 def ticks(summaries: Sequence[Summary]) -> list[float]:
-    """Return round values that enclose zero and all means and whiskers."""
+    """Return round values for the axis, whose range includes zero and all means and whiskers."""
     ends = [value for one in summaries for value in (one.mean, one.low, one.high) if math.isfinite(value)]
     least, most = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
     if most - least < NOTHING:

@@ -1,22 +1,22 @@
-"""Choices drawn by Hypothesis, which searches for a failing run and shrinks the run towards the benign choices.
+"""Choices that Hypothesis draws. Hypothesis searches for a failing run, and shrinks it towards the benign choices.
 
     @given(choices=sparse_choices())
     def test_my_fleet(choices):
         result = run_fleet(my_module.fleet, faults="crashes", choices=choices)
         assert result.verdict == "pass", summarise(result)
 
-`HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. 0, the benign choice, is the
-simplest value. A run makes hundreds of choices, and Hypothesis considers fewer draws simpler than smaller draws. So a shrunk
-example may keep odd values that make the run shorter, and all its zeros are printed. Use this class for runs with some tens
-of choices, or for a single stream.
+`HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. The simplest value is 0,
+which is the benign choice. A run makes hundreds of choices, and Hypothesis considers fewer draws to be simpler than
+smaller values. So a shrunk example may keep odd values that make the run shorter, and all its zeros are printed. Use
+this class for runs with only tens of choices, or for a single stream.
 
 `sparse_choices()` draws in advance the few choices that are not benign, for example "the seventh of stream net is 3".
 Removing an entry makes one choice benign, which suits shrinking, and the printed value can be pasted into a test. The
-drawback: a choice is identified by its position in its stream and not by its situation, so removing an entry may shift later
-entries. Finding and shrinking an order of three messages on four hosts took 192 runs and 10 s; single draws took 591 runs
-and 61 s.
+drawback is that a choice is identified by its position in its stream rather than by its situation, so removing an entry
+may shift later entries. In an example, finding and shrinking an order of three messages on four hosts took 192 runs and
+10 s, compared with 591 runs and 61 s if each choice was drawn individually.
 
-Snapline does not depend on Hypothesis; callers of this module must have it installed.
+Snapline does not depend on Hypothesis. Users of this module must install it.
 """
 
 from collections.abc import Mapping
@@ -28,20 +28,24 @@ from snapline.sim.choices import Choices, Key
 STREAMS = ("net", "fault", "storage", "schedule", "log")
 
 CHOICES_MAX = 500
-"""Maximum number of draws per run. Hypothesis gives up on examples of 8192 bytes and rejects tests that often come near it."""
+"""Maximum number of draws per run. Hypothesis abandons examples that reach 8192 bytes, and rejects tests whose examples
+often come near this limit.
+"""
 
 CHANGES_MAX = 20
-"""Maximum number of non-benign choices per run; most bugs need fewer than five."""
+"""Maximum number of non-benign choices per run. Most bugs need fewer than five."""
 
 PLACES_MAX = 300
-"""Number of positions in a stream at which a choice may change. A run of a small fleet makes some hundred choices in each stream."""
+"""Number of positions in a stream at which a choice may be non-benign. A run of a small fleet makes a few hundred
+choices per stream.
+"""
 
 VALUE_MAX = 64
-"""Maximum value that is drawn. A choice with fewer outcomes uses the remainder."""
+"""Maximum value that is drawn for a choice. If the choice has fewer outcomes, the value wraps around."""
 
 
 class HypothesisChoices:
-    """Choices that Hypothesis draws at the moment when the run makes them.
+    """Choices that Hypothesis draws when the run makes them.
 
     Attributes:
         drawn: number of choices that Hypothesis has drawn.
@@ -58,9 +62,9 @@ class HypothesisChoices:
         """`data` is the value that `hypothesis.strategies.data()` provides.
 
         Args:
-            choices_max: maximum number of draws; further choices are benign.
+            choices_max: maximum number of draws. Further choices are benign.
             streams: names of the streams that Hypothesis draws.
-            others: source of the choices in all other streams; None makes those choices benign.
+            others: source of the choices in all other streams. If it is None, these choices are benign.
         """
         self._data = data
         self._choices_max = choices_max
@@ -79,8 +83,9 @@ class HypothesisChoices:
 
 
 class SparseChoices:
-    """Choices that are all benign except some, given as value by (stream, position in the stream). An object can be used for one run
-    only."""
+    """Choices that are benign except at given positions. `changes` maps (stream, position in the stream) to a value. An
+    object can be used for only one run.
+    """
 
     def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
         self._changes = dict(changes)

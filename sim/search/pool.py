@@ -1,12 +1,12 @@
-"""Pool of worker processes on this machine, which yields results in the order of completion.
+"""Pool of worker processes on this machine. It yields results in the order of completion.
 
-Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. A worker
-has queued tasks for about `AHEAD_S` seconds of work, so that it never waits for the pool. The last tasks are handed out
-one by one, so that all workers finish at about the same time.
+Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. Each
+worker has queued tasks for about `AHEAD_S` seconds of work, so that it never waits for the pool. The last tasks are
+assigned one by one, so that all workers finish at about the same time.
 
-A worker that dies was executing its first unanswered task. That task is *broken*, the other tasks return to the queue, and a
-new worker takes over. A worker that is silent for longer than the time limit of a seed is killed, with the same effect. So
-every task gets exactly one answer, whatever a run does.
+If a worker dies, it was executing its first unanswered task. This task gets the verdict "broken", the worker's
+remaining tasks return to the queue, and a new worker replaces it. If a worker does not answer within a seed's time
+limit, it is killed, with the same effect. So every task gets exactly one answer, no matter what its run does.
 """
 
 import os
@@ -28,13 +28,13 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
 
 SEED_TIMEOUT_S = 120.0
-"""Real time allowed for one seed: a hundred times the duration of a large run."""
+"""Limit in real time for one seed. It is a hundred times the duration of a large run."""
 
 GRACE_S = 5.0
-"""Time that a worker has to end a timed-out run itself before the pool kills it."""
+"""Time that a worker has to end a timed-out run before the pool kills the worker."""
 
 START_TIMEOUT_S = 120.0
-"""Time allowed for a new interpreter to start and import modules, on a busy machine."""
+"""Time limit for a new interpreter to start and import modules, even on a busy machine."""
 
 AHEAD_S = 0.25
 AHEAD_MAX = 256
@@ -42,16 +42,16 @@ AHEAD_MAX = 256
 JOBS_MAX = 1024
 
 HASH_SEED = "0"
-"""PYTHONHASHSEED of workers if this process has none, so that a sweep is reproducible."""
+"""PYTHONHASHSEED for workers if this process has none. A fixed value makes a sweep reproducible."""
 
 OTHER_HASH_SEED = "20260131"
-"""Hash seed for the second run of a seed. Any other value would work too."""
+"""Hash seed for repeating a run in the determinism check. Any other value would do as well."""
 
 Answered = tuple[Task, Result]
 
 
 def current_hash_seed() -> str:
-    """Return the PYTHONHASHSEED that workers get."""
+    """Return the PYTHONHASHSEED with which workers are started."""
     hash_seed = os.environ.get("PYTHONHASHSEED", "")
     return hash_seed if hash_seed.isdecimal() else HASH_SEED
 
@@ -64,7 +64,7 @@ def other_hash_seed() -> str:
 def make_setup(
     templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
 ) -> Setup:
-    """Return the settings that workers receive."""
+    """Return the settings that are sent to workers."""
     scenarios = list(templates)
     texts = [format_scenario(template) for template in scenarios]
     names = [template.name for template in scenarios]
@@ -72,7 +72,7 @@ def make_setup(
 
 
 def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
-    """Execute tasks in this process, for debuggers. A run that crashes its process also ends this process."""
+    """Execute tasks in this process, for example under a debugger. If a run crashes, this process crashes."""
     task_list = list(tasks)
     worker = Worker(setup)
     with garbage_kept():
@@ -82,10 +82,11 @@ def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
 def run_tasks(
     setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str | None = None
 ) -> Generator[Answered, None, None]:
-    """Execute tasks on `jobs` processes; 0 means in this process. Closing the iterator kills the processes.
+    """Execute tasks in `jobs` worker processes, or in this process if `jobs` is 0. Closing the iterator kills the
+    workers.
 
     Raises:
-        UsageError: `jobs` is out of range, or the workers cannot load the runner.
+        UsageError: If `jobs` is out of range, or if the workers cannot load the runner.
     """
     if not 0 <= jobs <= JOBS_MAX:
         raise UsageError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
@@ -100,12 +101,12 @@ def run_tasks(
 
 
 class Process:
-    """A worker process and its tasks, as the pool knows them.
+    """A worker process, as the pool sees it.
 
     Attributes:
-        waiting: tasks that the worker has received but not answered; the worker executes the first of them.
-        is_ready: whether the worker has reported that it can begin.
-        since_s: monotonic time of the worker's last answer, or of the first task after it was idle.
+        waiting: tasks that the worker has received but not answered. The worker is executing the first of them.
+        is_ready: whether the worker has reported that it is ready.
+        since_s: monotonic time of the worker's last answer, or, if it was idle since then, of its next task.
     """
 
     def __init__(self, setup: Setup, hash_seed: str) -> None:
@@ -124,7 +125,9 @@ class Process:
         self.send(setup)
 
     def send(self, what: Setup | list[Task]) -> None:
-        """Send settings or tasks without a check; a dead worker is detected on reading."""
+        """Send settings or tasks to the worker. Errors are ignored, because a dead worker is detected when its answer
+        is read.
+        """
         with suppress(OSError):
             self.connection.send_bytes(msgspec.msgpack.encode(what))
 
@@ -135,13 +138,15 @@ class Process:
         self.send(tasks)
 
     def limit_s(self, seed_timeout_s: float) -> float | None:
-        """Return the time at which the worker's silence becomes a timeout; None while the worker has no work."""
+        """Return the time by which the worker must answer, or None if it has no work or no time limit."""
         if not self.is_ready:
             return self.since_s + START_TIMEOUT_S
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
     def close(self, *, grace_s: float = 0.0) -> str:
-        """Wait up to `grace_s` seconds for the process to end, then kill it. Return a description of how the process ended."""
+        """Wait up to `grace_s` seconds for the process to exit, and then kill it. Return a description of how the
+        process ended.
+        """
         self.connection.close()
         try:
             code = self._process.wait(grace_s)
@@ -153,10 +158,10 @@ class Process:
 
 
 class WorkerPool:
-    """Pool that distributes tasks to processes and collects their answers.
+    """Distributes tasks to worker processes, and collects their answers.
 
     Attributes:
-        seed_s: estimated time per seed on one process, in seconds; 0 before the first answer.
+        seed_s: estimated time per seed in a process, in seconds. 0 before the first answer.
     """
 
     def __init__(self, setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str) -> None:
@@ -169,7 +174,7 @@ class WorkerPool:
         self.seed_s = 0.0
 
     def run(self) -> Iterator[Answered]:
-        """Yield every task with its answer, in the order of completion."""
+        """Yield each task with its result, in the order of completion."""
         while self._queue or any(process.waiting for process in self._processes.values()):
             while self._queue and len(self._processes) < self._jobs:
                 process = Process(self._setup, self._hash_seed)
@@ -191,7 +196,7 @@ class WorkerPool:
             except (EOFError, OSError):
                 yield from self._remove_dead_worker(
                     process, grace_s=GRACE_S
-                )  # the socket closes shortly before the process ends
+                )  # the socket closes shortly before the process exits
                 continue
             if process.is_ready:
                 yield self._take(process, answer)
@@ -222,14 +227,16 @@ class WorkerPool:
         return process.waiting.popleft(), self._decode(said)
 
     def _refill(self, process: Process) -> None:
-        """Send the worker tasks for `AHEAD_S` seconds, but near the end leave tasks for the other workers."""
+        """Send the worker tasks for about `AHEAD_S` seconds. Near the end, leave tasks for other workers."""
         ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
         if len(process.waiting) <= ahead // 2 and self._queue:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))
             process.hand([self._queue.popleft() for _ in range(count)])
 
     def _remove_dead_worker(self, process: Process, *, grace_s: float = 0.0) -> Iterator[Answered]:
-        """Remove a worker that is dead or silent. Its current task is broken; the others return to the queue."""
+        """Remove a worker that has died or does not answer. Its current task gets the verdict "broken", and its
+        remaining tasks return to the queue.
+        """
         del self._processes[process.connection]
         cause = process.close(grace_s=grace_s)
         if not process.is_ready:

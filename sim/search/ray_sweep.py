@@ -1,13 +1,13 @@
-"""Sweep on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
+"""Runs a sweep on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
 
-Ray is an optional extra (`pip install 'snapline[ray]'`) and is imported only here, when it is used. The template is
-sent as TOML and the results as MessagePack, so head and workers need the same version of snapline, but nothing else in
-common.
+Ray is an optional dependency (`pip install 'snapline[ray]'`) and is imported only in this module, when it is used. The
+template is sent as TOML and the results as MessagePack, so the head and the workers need only the same version of
+snapline.
 
-Each Ray task runs a group of seeds (a chunk). Only `AHEAD` chunks per processor are submitted at a time, so that the sweep
-adapts quickly to nodes that join or leave. If a node dies, Ray runs the node's chunk on another node (`RETRIES`). A chunk
-whose process dies in every retry is run seed by seed. A seed whose process then still dies is *broken*. So every seed gets
-exactly one answer, as in a local pool.
+Each Ray task runs a group of seeds (a *chunk*). Only `AHEAD` chunks per processor are submitted at a time, so that the
+sweep adapts quickly when nodes join or leave. If a node dies, Ray reruns its chunk on another node (`RETRIES`). If the
+process of a chunk dies in every retry, the chunk is run seed by seed. If a seed's process dies again, the seed gets the
+verdict "broken". So every seed gets exactly one result, as in a local pool.
 """
 
 import socket
@@ -34,20 +34,20 @@ RETRIES = 2
 CONNECT_TIMEOUT_S = 10.0
 
 AHEAD = 2
-"""Number of chunks submitted per processor: one running and one waiting."""
+"""Number of chunks submitted per processor: one that runs and one that waits."""
 
 CHUNK_SEEDS = 50
-"""Number of seeds per chunk: about a second of work, much longer than a task's overhead of milliseconds."""
+"""Number of seeds per chunk. A chunk takes about a second, which is much longer than a task's overhead of milliseconds."""
 
 
 def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
-    """Run these seeds on a Ray worker, and return the encoded results."""
+    """Run these seeds, and return the encoded results. Ray calls this function on its workers."""
     worker = _worker(setup)
     with garbage_kept():
         return msgspec.msgpack.encode(list(perform_all(worker, [Task(seed) for seed in seeds])))
 
 
-@lru_cache(maxsize=4)  # a process gets many chunks, but of few sweeps
+@lru_cache(maxsize=4)  # a process gets many chunks, but they belong to few sweeps
 def _worker(setup: bytes) -> Worker:
     return Worker(msgspec.msgpack.decode(setup, type=Setup))
 
@@ -66,13 +66,15 @@ def sweep_on_ray(
     catalogue: Iterable[str] = (),
     metrics_csv: Path | None = None,
 ) -> SweepSummary:
-    """Run a sweep on a Ray cluster. Most arguments are those of `sweep`. The determinism check runs locally, in new interpreters.
+    """Run a sweep on a Ray cluster. For most arguments, see `sweep`. The determinism check runs locally, in new
+    interpreters.
 
     Args:
-        address: address of a running cluster. "auto" is the cluster of this machine or of RAY_ADDRESS; "local" starts one here.
+        address: address of a running cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local"
+            starts a cluster on this machine.
 
     Raises:
-        UsageError: Ray is not installed, or no cluster answers at `address`.
+        UsageError: If Ray is not installed, or if no cluster answers at `address`.
     """
     ray = _ray()
     setup = msgspec.structs.replace(make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s), paths=[])
@@ -100,7 +102,7 @@ def _collect(
     on_result: Callable[[Result], None] | None,
     stop_after: int | None,
 ) -> bool:
-    """Collect all results. Return whether the sweep was stopped before the last result."""
+    """Run all seeds and collect the results. Return whether the sweep was stopped before the last result."""
     cluster.queue(seeds, chunk_seeds)
     try:
         while cluster.is_busy:
@@ -126,7 +128,7 @@ def _ray() -> Any:  # Ray's types exist only where Ray is installed
 
 
 def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
-    """Connect to a cluster, unless this process is already connected. Return whether the caller has to disconnect."""
+    """Connect to a cluster, unless this process is already connected. Return whether the caller must disconnect."""
     if ray.is_initialized():
         return False
     _check_reachable(address)
@@ -138,7 +140,7 @@ def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
 
 
 def _check_reachable(address: str) -> None:
-    """Check that the address accepts connections, since Ray itself would retry for minutes."""
+    """Check that the address accepts connections. Without this check, Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -149,7 +151,7 @@ def _check_reachable(address: str) -> None:
 
 
 class Cluster:
-    """Ray cluster that runs chunks of seeds."""
+    """Runs chunks of seeds on a Ray cluster."""
 
     def __init__(self, ray: Any, setup: Setup) -> None:  # Any: see `_ray`
         self._ray = ray
@@ -165,12 +167,12 @@ class Cluster:
         return bool(self._waiting or self._running)
 
     def queue(self, seeds: Sequence[int], chunk_seeds: int) -> None:
-        """Queue seeds in chunks."""
+        """Divide seeds into chunks, and queue the chunks."""
         starts = range(0, len(seeds), max(1, chunk_seeds))
         self._waiting.extend(list(seeds[start : start + max(1, chunk_seeds)]) for start in starts)
 
     def next_results(self) -> list[Result]:
-        """Wait for the next completed chunk and return its results."""
+        """Wait for the next completed chunk, and return its results."""
         processors = int(self._ray.cluster_resources().get("CPU", 1))
         while self._waiting and len(self._running) < AHEAD * max(1, processors):
             chunk = self._waiting.popleft()
@@ -186,7 +188,9 @@ class Cluster:
             return self._split_chunk(chunk, error)
 
     def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
-        """Queue the seeds of a chunk whose process has died, one by one. If the chunk is a single seed, that seed is broken."""
+        """Queue the seeds of a chunk whose process has died again, one by one. If the chunk has only one seed, return a
+        result with the verdict "broken" instead.
+        """
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]
         self._waiting.extendleft([seed] for seed in reversed(chunk))

@@ -1,14 +1,16 @@
-"""Repetition of runs: check that a run is deterministic, and find the first difference between two runs.
+"""Repeats runs, to check that a run is deterministic, and to find the first difference between two runs.
 
-A run is a function of scenario, seed and choices. Bugs that violate this (iteration over a set, a string hash, state left
-from an earlier run) become visible if the second run uses a new interpreter with another PYTHONHASHSEED.
+A run must depend only on the scenario, the seed and the choices. Bugs that violate this (iteration over a set, a string
+hash, state left from an earlier run) become visible if the run is repeated in a new interpreter with a different
+PYTHONHASHSEED.
 
-Runs are compared by their trace hash. If the hashes differ, the hashes after each thousand entries (waypoints) locate the
-first difference within a thousand entries. Both runs are then repeated with a journal of only that window, and the first
-differing entry is shown for both runs. That entry is the first effect of the difference, and usually close to the cause.
+Runs are compared by their trace hash. If the trace hashes differ, the hashes after every thousand journal entries
+(waypoints) locate the first difference to within a thousand entries. Both runs are then repeated, keeping only this
+part of the journal, and the first differing entry in each run is shown. This entry is the first effect of the
+nondeterminism, and usually close to its cause.
 
-The folder of a run (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn values, seed and
-choices.
+A run's folder (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn
+values, the seed and the choices.
 """
 
 from contextlib import closing
@@ -26,11 +28,11 @@ from snapline.sim.search.worker import Runner, Task, journaled, load_runner, nam
 from snapline.sim.world.kernel import PIECE
 
 SHOWN_BEFORE = 3
-"""Number of journal entries shown before the first differing entry, for context."""
+"""Number of journal entries to show before the first differing entry, for context."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Values that two runs of one seed must share."""
+    """Values that must be equal in two runs of the same seed."""
 
     trace_hash: str
     verdict: str
@@ -41,15 +43,16 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class Divergence(msgspec.Struct):
-    """Difference between two runs of one seed.
+    """Difference between two runs of the same seed.
 
     Attributes:
         differing: names of the differing fields, such as "trace_hash".
-        window: range of journal entries that contains the first difference, according to the waypoints; (0, 0) if not determined.
-        entry: number of the first differing journal entry; None if no journal shows one.
-        before: the last entries that are equal in both runs.
-        here: the differing entry in the first run.
-        there: the differing entry in the second run.
+        window: range of journal entries that contains the first difference, according to the waypoints. (0, 0) if it
+            was not determined.
+        entry: number of the first differing journal entry, or None if it was not determined.
+        before: the last entries before the differing entry, which are equal in both runs.
+        here: first differing entry in the first run.
+        there: first differing entry in the second run.
         note: additional information.
     """
 
@@ -69,7 +72,7 @@ class Divergence(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Return the text of the report for a terminal."""
+        """Return a report on the difference, for a terminal."""
         lines = [f"seed {self.seed} ran twice and differed in {', '.join(self.differing)}"]
         if self.entry is not None:
             lines.append(f"first at entry {self.entry} of the journal:")
@@ -81,7 +84,7 @@ class Divergence(msgspec.Struct):
 
 
 def fingerprint_of(result: Result) -> Fingerprint:
-    """Return the fingerprint of one run."""
+    """Return the fingerprint of a run."""
     return Fingerprint(
         result.trace_hash,
         result.verdict,
@@ -93,11 +96,13 @@ def fingerprint_of(result: Result) -> Fingerprint:
 
 
 def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = None) -> Divergence | None:
-    """Run a seed in this process, and again in a new interpreter with another hash seed. Return None if both runs agree.
+    """Run a seed in this process, and again in a new interpreter with a different hash seed. Return the difference, or
+    None if the runs are equal.
 
     Args:
         scenario: the scenario with all drawn values.
-        runner: a module-level function. If the runner supports `window_at`, the first differing entry is determined.
+        runner: a module-level function that runs a seed. If it supports `window_at`, the first differing entry is
+            determined.
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
@@ -117,7 +122,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
 
 
 def piece_of(first: list[str], second: list[str]) -> int:
-    """Return the number of the journal piece that contains the first difference, given the waypoints of two runs."""
+    """Return the index of the journal piece that contains the first difference, given the waypoints of two runs."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
 
@@ -131,7 +136,7 @@ def _run_in_new_interpreter(scenario: Scenario, task: Task, runner: Runner | Non
 
 
 def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
-    """Find the first differing entry of two journals."""
+    """Record the first entry that differs between two pieces of the journal."""
     if not here and not there:
         return
     pairs = enumerate(zip(here, there, strict=False))
@@ -149,7 +154,9 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 
 
 class ReplayResult(msgspec.Struct):
-    """Result of a repeated run. `warnings`: reasons why the result may differ. `expected_hash`: trace hash of the stored run, or ""."""
+    """Result of a repeated run. `warnings` lists reasons why the result may differ from the stored result.
+    `expected_hash` is the stored run's trace hash, or "".
+    """
 
     result: Result
     expected_hash: str
@@ -161,10 +168,11 @@ class ReplayResult(msgspec.Struct):
 
 
 def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> ReplayResult:
-    """Repeat the run of a folder with its choices. `commit` is the commit of the running code.
+    """Repeat the run that is stored in a folder, with its choices. `commit` is the commit of the running code, or "" if
+    it is unknown.
 
     Raises:
-        UsageError: see `read_repro`.
+        UsageError: See `read_repro`.
     """
     scenario, seed, record = read_repro(folder)
     expected, _ = run_folder.read_result(folder / run_folder.RESULT)
@@ -177,7 +185,7 @@ def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
     """Return the scenario, seed and choices stored in a folder. The choices are None if the folder stores only the seed.
 
     Raises:
-        UsageError: the folder is not a run folder, or has another schema.
+        UsageError: If the folder is not a run folder, or if it has a different schema.
     """
     result, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if provenance.schema != SCHEMA:
@@ -199,7 +207,9 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Return reasons why a repeated run may give another result. `commit` is the commit of the running code, or "" if unknown."""
+    """Return reasons why a repeated run may have a different result. `commit` is the commit of the running code, or ""
+    if it is unknown.
+    """
     _, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

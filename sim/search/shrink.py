@@ -1,54 +1,57 @@
-"""Shrinking of a failing run to a smaller one in which the same oracle fails.
+"""Shrinks a failing run to a smaller run in which the same oracle reports a violation.
 
-Theory of operation
--------------------
-Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries simpler candidates and
-keeps a candidate if its run still fails with the same oracle. Candidates that pass or fail otherwise are dropped. So the shrinker needs no
-knowledge of the bug, and every kept state was seen to fail.
+Theory of operation ------------------- Three things define a failing run: its scenario, its seed, and its choices that
+are not benign. Each *step* tries simpler candidates, and keeps a candidate if its run still fails with the same oracle.
+A candidate that passes, or fails in a different way, is dropped. So the shrinker needs no knowledge of the bug, and
+every state that it keeps has been observed to fail.
 
-1. Benign choices: make all choices benign, or all choices except those of one stream. If that loses the bug, try the same with other
-   message delays and checkpoint intervals. Most bugs still occur after this step, and the later steps are then quick, because few choices
-   are left.
+1. Benign choices: make all choices benign, or all choices except those of one stream. If the bug no longer occurs, try
+   the same with other message delays and checkpoint intervals. Most bugs survive this step, and then the later steps
+   are fast, because few choices are left.
 2. Faults: remove faults by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the
-   list. The keys are renumbered with the list, so that removing a fault does not change the draws of the others.
-3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, then bisection. A small number
-   of messages may be handled before the first checkpoint or fault, so each reduction is also tried with proportionally earlier checkpoints
-   and faults.
-4. Speeds: try slower messages and earlier or later checkpoints, if that reduces the number of events before the bug.
+   list. When a fault is removed, the keys are renumbered with the list, so the draws of the remaining faults do not
+   change.
+3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, then
+   bisection. If there are few messages, all of them may be handled before the first checkpoint or fault. So each
+   reduction of messages is also tried with proportionally earlier checkpoints and faults.
+4. Speeds: try slower messages and earlier or later checkpoints, and keep them if fewer events precede the bug.
 5. Times: reduce the end of the run, and the start and duration of faults.
-6. Delays: use the minimal delays of network and store, if nothing else grows.
-7. Choices to 0: set whole streams to 0, then use delta debugging over the rest, then lower the remaining values towards 1.
+6. Delays: use the minimum delays of network and store, unless the state's size grows.
+7. Choices to 0: set whole streams to 0, then apply delta debugging to the rest, and then lower the remaining values
+   towards 1.
 
-The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored; new situations get the benign
-choice. Removing an agent or half of the messages often moves the bug to another interleaving. So in the first round, a candidate is also
-tried with fresh choices, drawn from this seed and from a few others, in the streams that have choices. Such a candidate is kept if its size
-does not grow. The steps repeat until nothing changes or the time limit is reached. Finally, the result is verified by running the scenario
-as parsed from its text.
+The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored, and in new
+situations the choice is benign. If an agent or half of the messages are removed, the bug often requires a different
+interleaving. So in the first round, a candidate is also tried with fresh choices in the streams that have choices. The
+fresh choices are drawn from the original seed and from a few other seeds. Such a candidate is kept only if its size
+does not grow. The steps are repeated until nothing changes or the time limit is reached. Finally, the result is
+verified by running the scenario as parsed from its text.
 
-If the bug is a violation, a candidate's events are limited to a small multiple of the events of the state that it comes from. A passing
-candidate would otherwise run to its end, which takes a hundred times as long.
+If the bug is a violation, a candidate may have at most a small multiple of the events of the smallest state so far.
+Without this limit, a passing candidate would run to its end, which takes a hundred times as long.
 
 The size of a state is the number of its non-benign choices, faults and consumed messages.
 
-Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying and isolating failure-inducing input", 2002). The algorithm
-removes as many items of a list as possible while a test still fails:
+Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying and isolating failure-inducing input",
+2002). It removes as many items from a list as possible while a test still fails:
 
 1. Split the list into n parts.
-2. If one part alone fails, continue with it.
-3. Otherwise, if all parts but one fail, continue with those.
-4. Otherwise use twice as many parts, until each holds one item.
+2. If the test fails with one part alone, continue with this part.
+3. Otherwise, if the test fails with all parts except one, continue with these parts.
+4. Otherwise, use twice as many parts, until each part contains one item.
 
-The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. The number of tests is a small
-multiple of log₂ of the length for a single culprit, and at most quadratic if no item can be removed. Departure: a failing test may report
-items that it never used. Those are removed at once. `lowest` reduces a number in a similar way: the function finds a smaller number that
-still fails. Times change in whole milliseconds.
+The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. If a single
+item causes the failure, the number of tests is a small multiple of log₂ of the list's length; if no item can be
+removed, it is at most quadratic. Departure: a failing test may report which items it used, and the unused items are
+removed at once. In a similar way, `lowest` finds a smaller number for which the test still fails. Times are reduced in
+whole milliseconds.
 
-`render` produces the files of a shrunk bug for the developer who fixes it:
+`render` produces the files that describe a shrunk bug to the developer who fixes it:
 
     <name>.toml        the scenario, for `snapline sim run`
     choices.json       the choices that are not benign, for `snapline sim replay`
     test_<name>.py     fails while the bug exists; keep it as a regression test
-    steps.txt          removed parts and remaining parts: faults, choices, entries of the journal
+    steps.txt          what was removed, and what remains: faults, choices, journal entries
 """
 
 import re
@@ -74,11 +77,12 @@ T = TypeVar("T")
 
 
 def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> list[T]:
-    """Return a 1-minimal part of `items`, in their order.
+    """Return a 1-minimal sublist of `items`, for which the test still fails.
 
     Args:
         items: a list for which the test is known to fail.
-        needed: the test; returns None if the list passes, else the items that the failing test used, in order.
+        needed: the test. It returns None if the test passes with a list, and otherwise the items that the failing test
+            used, in order.
     """
     kept = list(items)
     parts = 2
@@ -98,13 +102,15 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
 
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
-    """Return the needed items of one chunk or of one complement, and whether a single chunk sufficed."""
+    """Try each chunk, and then each complement of a chunk. Return the needed items of the first that fails, or None,
+    and whether it was a single chunk.
+    """
     for chunk in chunks:
         needed_items = needed(chunk)
         if needed_items is not None:
             return needed_items, True
     if len(chunks) == 2:
-        return None, False  # with two chunks, a complement is the other chunk
+        return None, False  # with two chunks, the complement of one is the other
     for index in range(len(chunks)):
         needed_items = needed([item for place, chunk in enumerate(chunks) if place != index for item in chunk])
         if needed_items is not None:
@@ -113,11 +119,12 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Search for a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that works.
+    """Search for a lower value that works. Try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the first
+    value that works.
 
     Args:
         value: a value that is known to work.
-        fineness: stop when the remaining range is smaller than 1 / fineness of the value.
+        fineness: the search stops when the remaining range is at most the value divided by this number.
     """
     low = least - 1
     for lower in doubling_steps(least, value):
@@ -134,7 +141,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
 
 
 def doubling_steps(least: int, value: int) -> Iterator[int]:
-    """Yield the values below `value` in this order: `least`, then `least` +1, +2, +4 …"""
+    """Yield, among the values below `value`, `least` and then `least` + 1, + 2, + 4, …."""
     step = 0
     while least + step < value:
         yield least + step
@@ -144,14 +151,14 @@ def doubling_steps(least: int, value: int) -> Iterator[int]:
 # -- simpler scenarios and choices ----------------------------------------------------------------------------------------
 
 MS = 10**6
-"""One millisecond in nanoseconds; times are reduced in whole milliseconds."""
+"""A millisecond in nanoseconds. Times are reduced in whole milliseconds."""
 
 TIMES = ("at", "lasts", "restart_after", "back_after", "every")
-"""Fields of faults that hold times or durations."""
+"""Fields of faults that contain times or durations."""
 
 
 class FreshChoices(RandomChoices):
-    """Choices that are drawn from a seed in some streams, and benign in all other streams."""
+    """Choices that are drawn from a seed in some streams and are benign in all other streams."""
 
     def __init__(self, seed: int, streams: Collection[str]) -> None:
         super().__init__(seed, is_recording=True)
@@ -162,13 +169,13 @@ class FreshChoices(RandomChoices):
 
 
 def duration_of(fault: FaultPart, field: str) -> int:
-    """Return a duration field of a fault in nanoseconds; 0 if the fault has no such field or the field is empty."""
+    """Return a fault's duration field in nanoseconds. Return 0 if the fault has no such field or the field is empty."""
     text = getattr(fault.word, field, "")
     return duration_ns(text) if isinstance(text, str) and text else 0
 
 
 def is_valid(scenario: Scenario) -> bool:
-    """Return whether the scenario is valid, so that it could be read from a file."""
+    """Return whether the scenario is valid, that is, whether it could be read from a file."""
     try:
         parse_scenario(format_scenario(scenario), source="a candidate")
     except UsageError:
@@ -190,7 +197,7 @@ def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
 
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
-    """Return the scenario with fewer messages, and with proportionally earlier checkpoints and faults."""
+    """Return the scenario with only this number of messages, and with proportionally earlier checkpoints and faults."""
     most = max(1, scenario.fleet.pattern.messages)
 
     def earlier(time_ns: int) -> int:
@@ -238,32 +245,39 @@ def with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) ->
 # -- the shrinker ---------------------------------------------------------------------------------------------------------
 
 OTHER_SEEDS = 4
-"""Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that occurs with one seed in four is then kept
-with probability 0.7. More seeds would cost more time than they save."""
+"""Number of further seeds to try if a candidate does not fail with the replayed choices. If a bug occurs with one seed
+in four, it is then kept with probability 0.7. More seeds would cost more time than they save.
+"""
 
 ROUNDS_MAX = 8
-"""Maximum number of rounds of all steps; usually only two or three change anything."""
+"""Maximum number of rounds of all steps. Usually, only two or three rounds change anything."""
 
 FAULT_STREAM = "fault"
 
 EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
-"""Event limit of a candidate for a violation: factor × events of the smallest state so far, plus a constant."""
+"""If the bug is a violation, a candidate's event limit is this factor times the events of the smallest state so far,
+plus this constant.
+"""
 
 PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
 PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
-"""Message delays and checkpoint intervals to try. Slow messages come first, because then few messages are consumed before the bug."""
+"""Message delays and checkpoint intervals to try. Slow messages come first, because with slow messages few messages are
+consumed before the bug.
+"""
 
 RATES_PER_S = (2.0, 10.0, 50.0)
-"""Message rates to try, for runs in which many messages pass while a slow operation is in progress."""
+"""Message rates to try. They help if many messages are consumed while a slow operation is in progress."""
 
 PACE = "another pace"
 
 FINENESS = 8
-"""Bisection stops when the remaining range is the value divided by this number; the next round continues from there."""
+"""Bisection stops when the remaining range is at most the value divided by this number. The next round continues from
+there.
+"""
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
-    """Size of a failing case."""
+    """Size of a failing state."""
 
     choices: int
     faults: int
@@ -275,7 +289,7 @@ class Size(msgspec.Struct, frozen=True, order=True):
 
 
 class ShrinkStep(msgspec.Struct, frozen=True):
-    """One kept simplification: its description, the size of the remaining state, and the number of runs tried so far."""
+    """A simplification that was kept: its description, the size of the simplified state, and the number of runs so far."""
 
     text: str
     size: Size
@@ -283,7 +297,9 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """Smallest failing state found, with the `result` of the verification run and the `record` of the choices of that run."""
+    """Smallest failing state that was found. `result` is the result of the verification run, and `record` contains this
+    run's choices.
+    """
 
     scenario: Scenario
     seed: int
@@ -301,7 +317,9 @@ class Shrunk(msgspec.Struct):
 
 
 def signature_of(result: Result) -> str:
-    """Return what must stay the same during shrinking: the first failed oracle, the undecided verdict, or the kind of error."""
+    """Return what identifies the bug and must not change during shrinking: the first oracle that reported a violation,
+    the verdict "undecided", or the kind of error.
+    """
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -312,7 +330,7 @@ def signature_of(result: Result) -> str:
 
 
 def is_same_bug(result: Result, signature: str) -> bool:
-    """Return whether a run fails with this signature; the order of several violations does not matter."""
+    """Return whether a run fails with this signature. If there are several violations, their order does not matter."""
     if result.verdict == "violation":
         return any(signature == f"violation {violation.oracle}" for violation in result.violations)
     return signature_of(result) == signature
@@ -335,13 +353,13 @@ def shrink(
 
     Args:
         scenario: the original scenario, which produced `result` with this seed.
-        result: the original result; its failed oracle must keep failing.
-        runner: function that runs a candidate; None means `snapline.sim.run.run`.
-        time_limit_s: limit in real time, after which the smallest state so far is returned.
-        on_progress: function that is called with every kept simplification.
+        result: the original result, which determines the signature to keep.
+        runner: function that runs a candidate. None means `snapline.sim.run.run`.
+        time_limit_s: time limit in real time, after which the smallest state so far is returned.
+        on_progress: function that is called with each simplification that is kept.
 
     Raises:
-        UsageError: the run passed, or rerunning it did not fail in the same way.
+        UsageError: If the run passed, or if rerunning it did not fail in the same way.
     """
     signature = signature_of(result)
     if signature == "pass":
@@ -354,14 +372,14 @@ def shrink(
 
 
 class OutOfTimeError(Exception):
-    """The time limit of the search is exceeded."""
+    """Raised if the search exceeds its time limit."""
 
 
 class Shrinker:
-    """Shrinker that holds the smallest failing state so far and tries smaller ones.
+    """Keeps the smallest failing state so far, and tries smaller states.
 
     Attributes:
-        scenario, seed, record, result: the smallest failing state and the result of its run.
+        scenario, seed, record, result: smallest failing state so far, and the result of its run.
         tries: number of runs so far.
     """
 
@@ -385,10 +403,10 @@ class Shrinker:
         self.tries = 0
 
     def begin(self, scenario: Scenario, seed: int) -> None:
-        """Run the original case and record its choices.
+        """Run the original scenario, and record its choices.
 
         Raises:
-            UsageError: the original case does not fail in the same way when it is rerun.
+            UsageError: If the original scenario does not fail in the same way when it is rerun.
         """
         choices = RandomChoices(seed, is_recording=True)
         self.tries += 1
@@ -425,10 +443,12 @@ class Shrinker:
             return
 
     def finish(self) -> Shrunk:
-        """Verify the smallest state by running the scenario as parsed from its text.
+        """Verify the smallest state by running its scenario as parsed from text, and return it. If it does not fail
+        again, return the original state.
 
         Raises:
-            SnaplineError: neither the smallest state nor the original case fails again, so runs are not repeatable.
+            SnaplineError: If neither the smallest state nor the original state fails again, so that runs are not
+                repeatable.
         """
         for scenario, seed, record in ((self.scenario, self.seed, self.record), self._original):
             written = parse_scenario(format_scenario(scenario), source="the shrunk scenario")
@@ -457,23 +477,27 @@ class Shrinker:
     def _try(
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
-        """Keep a candidate if its run fails the same way with these choices or, if `has_fresh`, with fresh choices."""
+        """Keep a candidate if its run fails in the same way with these choices or, if `has_fresh` is set, with fresh
+        choices. Return whether it was kept.
+        """
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """Try a candidate with fresh choices in these streams and benign choices in the others; its size must not grow."""
+        """Try a candidate with fresh choices in these streams and benign choices in all other streams. Keep it only if
+        its size does not grow. Return whether it was kept.
+        """
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
     def _fails(
         self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
-        """Keep a candidate if it fails the same way, and return whether it does.
+        """Run a candidate, and keep it if it fails in the same way. Return whether it was kept.
 
-        `chosen` holds the choices of the candidate, or the streams whose choices are drawn from the seed.
+        `chosen` contains either the candidate's choices, or the streams whose choices are drawn from the seed.
         """
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
@@ -501,7 +525,7 @@ class Shrinker:
         return size_of(self.scenario, self.record, self.result)
 
     def _limited(self, scenario: Scenario) -> Scenario:
-        """Limit the number of events of a candidate; violations after the limit are not found."""
+        """Limit a candidate's number of events if the bug is a violation. A violation after the limit is not found."""
         if not self._signature.startswith("violation"):
             return scenario
         events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)
@@ -511,7 +535,7 @@ class Shrinker:
         self._kept += 1
         step = ShrinkStep(text, self._size, self.tries)
         if self._steps and self._steps[-1].text == text:
-            self._steps[-1] = step  # merge successive moves of one search
+            self._steps[-1] = step  # merge successive simplifications of the same search
         else:
             self._steps.append(step)
         if self._on_progress is not None:
@@ -520,8 +544,9 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, all choices except those of one stream, or all choices with other message
-        delays and checkpoint intervals."""
+        """Try making all choices benign, then all choices except those of one stream, and then the same with other
+        message delays and checkpoint intervals.
+        """
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -541,7 +566,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _try_speeds(self) -> None:
-        """Try other triggers, message rates, delays and intervals, with which the events that cause the bug may come earlier."""
+        """Try other triggers, message rates, delays and intervals, with which the bug may occur earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
@@ -558,7 +583,7 @@ class Shrinker:
             )
 
     def _try_fewer_faults(self) -> None:
-        """Try removing all faults at once, then single faults by delta debugging."""
+        """Try removing all faults at once, and otherwise some of them by delta debugging."""
         original, record = self.scenario, self.record
 
         def needed(kept: list[int]) -> list[int] | None:
@@ -570,7 +595,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _try_smaller_fleet(self) -> None:
-        """Try a smaller fleet. Agents that the user defined are kept."""
+        """Try a smaller fleet. The agents of a user's fleet are kept."""
         self._try_fewer_clients()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -619,11 +644,15 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """Try smaller values: `least`, then `least` +1, +2, +4 …, then bisect below the first value that keeps the bug."""
+        """Try to lower a value of the scenario: try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the
+        first value with which the bug occurs.
+        """
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
-        """Try a candidate if it is valid. A scenario that names a removed host is invalid."""
+        """Try a candidate if its scenario is valid. For example, a scenario that names a removed host is invalid.
+        Return whether it was kept.
+        """
         if not is_valid(candidate):
             return False
         if record is not None:
@@ -642,13 +671,17 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Try a candidate, unless the size of the state grows by more than `growth_max`."""
+        """Try a candidate, and keep it only if the state's size grows by at most `growth_max`. Return whether it was
+        kept.
+        """
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try setting choices to 0: all at once, by stream, then by delta debugging. Then try lowering the rest to 1."""
+        """Try setting choices to 0: first all at once, then by stream, and then by delta debugging. Then try lowering
+        the remaining choices towards 1.
+        """
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -675,7 +708,7 @@ class Shrinker:
 
 
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
-    """Return the record of choices for a scenario that keeps only the faults with these indices."""
+    """Return the recorded choices, renumbered for a scenario that keeps only the faults with these indices."""
     places = {old: new for new, old in enumerate(kept)}
     renamed: Record = {}
     for (stream, key), value in record.items():
@@ -694,7 +727,7 @@ def _digest(scenario: Scenario, seed: int, chosen: Record | Sequence[str]) -> by
 # -- files of a shrunk bug ------------------------------------------------------------------------------------------------
 
 JOURNAL_MAX = 400
-"""Maximum number of journal entries shown; a shrunk run usually has some tens."""
+"""Maximum number of journal entries to show. A shrunk run usually has only tens of entries."""
 
 TEST = '''"""{title}
 
@@ -719,11 +752,11 @@ def test_{name}() -> None:
 
 
 def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal: Sequence[str] = ()) -> dict[str, str]:
-    """Return the contents of the files of a shrunk bug, by file name.
+    """Return the contents of the files that describe a shrunk bug, by file name.
 
     Args:
-        shrunk: the shrunk case.
-        keywords: further arguments of the run for the generated test, such as the name of a mutant.
+        shrunk: the shrunk state.
+        keywords: further arguments with which the generated test calls `run`, such as the name of a mutant.
         journal: journal entries of the shrunk run.
     """
     name = identifier(shrunk)
@@ -736,7 +769,7 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
 
 
 def identifier(shrunk: Shrunk) -> str:
-    """Return a Python name for the scenario and its seed."""
+    """Return a Python identifier that names the scenario and its seed."""
     slug = re.sub(r"[^a-z0-9]+", "_", shrunk.scenario.name.lower()).strip("_") or "scenario"
     return f"{slug}_seed_{shrunk.seed}"
 
@@ -771,7 +804,7 @@ def evidence(shrunk: Shrunk) -> list[str]:
 
 
 def shrink_report(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the lines of `steps.txt`, which lists the removed parts and the remaining parts."""
+    """Yield the lines of `steps.txt`, which lists what was removed and what remains."""
     yield f"{shrunk.signature}: from {size_text(shrunk.before)} to {size_text(shrunk.size)}"
     yield f"in {shrunk.tries} runs, {shrunk.seconds:.1f} s"
     yield ""
@@ -800,5 +833,5 @@ def _fleet_text(scenario: Scenario) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Escape a text for a triple-quoted string."""
+    """Escape a text for use in a triple-quoted string."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

@@ -1,18 +1,21 @@
 """Swarm testing: each run draws a concrete scenario from a template and a seed.
 
-A test that enables everything does a little of everything and never much of one thing. So each run first draws *which* kinds of faults it
-may have (each with probability ½), then draws faults of these kinds only. Fleet, delays and speed are drawn over orders of magnitude rather
-than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some of the runs, every
-failpoint is active with probability ¼, as in FoundationDB.
+If a test enables every feature, it uses each of them a little and none of them intensively. So each run first draws
+*which* kinds of faults it may have (each kind with probability ½), and then draws faults of only these kinds. Fleet,
+delays and speed are drawn over orders of magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA
+2012; FoundationDB does the same with its knobs). In some runs, each failpoint is active with probability ¼, as in
+FoundationDB.
 
-Uniform conditions hide bugs that depend on differences. So delay and loss may affect one pair or one direction, permanently in some runs.
-In half of the runs of the product's own patterns, some limits are small (`product_patches.py`), so that small fleets reach limits that
-otherwise only large fleets reach. `sweep.py` counts which of these elements the scenarios have.
+Uniform conditions hide bugs that depend on differences between nodes. So delay and loss may affect only one pair of
+nodes or one direction, in some runs permanently. In half of the runs with built-in patterns, some limits are small
+(`product_patches.py`), so that small fleets reach limits that otherwise only large fleets would reach. `sweep.py`
+counts in how many scenarios each of these elements occurs.
 
-If the template requires it, drawn faults stay within the fault budget: a fault that would exceed the budget is omitted. Faults and
-network that the template defines are kept. If it defines faults, hosts and coordinators are kept too, since faults name them.
+If the template's budget is "within", a drawn fault that would exceed the fault budget is omitted. Faults that the
+template defines are kept. If it defines any, its hosts and coordinators are kept too, because faults may name them.
 
-A generator draws one fault of a kind: start, duration, targets and parameters. Names in a drawn fault are names of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
+A generator draws the start, duration, targets and parameters of one fault of its kind. A drawn fault names only nodes
+that exist when it is drawn. All other targets are drawn when the fault begins.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -79,13 +82,13 @@ MS = 1_000_000
 S = 1_000_000_000
 
 MESSAGES_ENDLESS = 1000
-"""Number of messages that is assumed for one run of an endless pattern."""
+"""Number of messages that one run of an endless pattern is assumed to send."""
 
 _Option = TypeVar("_Option")
 
 
 class ScenarioDraw:
-    """Helper that draws typed values from the swarm's streams of choices."""
+    """Draws typed values from the swarm's streams of choices."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -94,7 +97,7 @@ class ScenarioDraw:
         return self._choices.pick("swarm", key, n)
 
     def between(self, least: int, most: int, *key: str | int) -> int:
-        """Draw a number from `least` to `most`, both included; `most` if the range is empty."""
+        """Draw a number from `least` to `most`, inclusive. If this range is empty, return `most`."""
         return min(least, most) + self.below(max(1, most - least + 1), *key)
 
     def of(self, options: Sequence[_Option], *key: str | int) -> _Option:
@@ -104,7 +107,9 @@ class ScenarioDraw:
         return self.below(n, *key) == n - 1
 
     def one_in_separate(self, n: int, *key: str | int) -> bool:
-        """Draw from a separate stream, so that a new kind of draw does not change the other draws of a seed."""
+        """Return True with probability 1 / n, drawn from a separate stream. New kinds of draws use this stream so that
+        they do not change a seed's other draws.
+        """
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_separate(self, n: int, *key: str | int) -> int:
@@ -128,8 +133,9 @@ class ScenarioDraw:
         return self._choices.pick("swarm, steps", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
-        """Draw a time in nanoseconds, evenly over orders of magnitude: double `least_ns` a drawn number of times, then draw a value up
-        to the next doubling, rounded to two or three digits."""
+        """Draw a time in nanoseconds, distributed evenly over orders of magnitude. `least_ns` is doubled a drawn number
+        of times, and then a value up to the next doubling is drawn and rounded to two or three digits.
+        """
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
@@ -141,21 +147,22 @@ class ScenarioDraw:
 
 
 _START_NS = 400 * MS
-"""Approximate working time of a fleet at full speed, and its approximate start-up time."""
+"""Approximate time that a fleet takes for its work at full speed, and approximate time that it takes to start."""
 
 
 def _work_ns(pattern: PatternPart) -> int:
-    """Return the approximate time in nanoseconds for which a pattern's messages keep a fleet busy."""
+    """Return approximately how long, in nanoseconds, a pattern's messages keep a fleet busy."""
     messages = pattern.messages or MESSAGES_ENDLESS
     return round(messages / pattern.rate_per_s) * S if pattern.rate_per_s else _START_NS
 
 
 class Span:
-    """Start and duration of one fault. In two thirds of cases the fault begins during the work, soon after the fleet's start.
+    """Draws a fault's start, duration and other parameters. In two thirds of all cases, the fault begins during the
+    work, soon after the fleet's start.
 
     Attributes:
-        at: start of the fault.
-        room_ns: time from the start until all faults of the run must have ended.
+        at: time at which the fault begins.
+        room_ns: time from `at` until all faults of the run must have ended.
     """
 
     def __init__(self, dice: ScenarioDraw, scenario: Scenario, index: int, faults_max: int) -> None:
@@ -185,13 +192,17 @@ class Span:
         return self.dice.between(least, most, *self.key(*what))
 
     def lasts(self) -> str:
-        """Draw a duration. Half of the drawn durations are longer than it takes to declare a host lost and recover without it."""
+        """Draw a duration. If there is time, half of the durations are long enough for the fleet to declare a host lost
+        and recover without it.
+        """
         if self.room_ns > 2 * S and self.one_in(2, "is long"):
             return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the scope of a network fault: all nodes in a third of cases, otherwise a pair or one direction of a pair."""
+        """Draw the scope of a network fault: in a third of all cases all nodes, otherwise a pair of nodes or one
+        direction of a pair.
+        """
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -200,11 +211,11 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Draw a moment at which a fault happens, usually one of the coordinator's moments."""
+        """Draw a moment at which the fault happens. Usually it is one of the coordinator's moments."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
-        """Draw which occurrence of the moment causes the fault. A run has tens to hundreds of occurrences."""
+        """Draw at which occurrence of the moment the fault happens. A moment occurs tens to hundreds of times in a run."""
         return 1 << self.between(0, 5, "hit", "doubling") | self.between(0, 31, "hit", "rest") >> 1
 
     def back_after(self) -> str:
@@ -268,7 +279,9 @@ def _draw_partition(span: Span) -> FaultKind:
 
 
 def _draw_crash(span: Span) -> FaultKind:
-    """Draw a crash. Half of the crashes happen at a given time. A rolling crash is drawn only if there is time for all hosts."""
+    """Draw a crash. Half of the crashes affect one host at a given time. A rolling crash is drawn only if there is
+    enough time for all hosts.
+    """
     after = span.back_after()
     match span.between(0, 7, "style"):
         case 0 | 1:
@@ -298,7 +311,9 @@ def _draw_pause(span: Span) -> FaultKind:
 
 
 def _draw_hang(span: Span) -> FaultKind:
-    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host without progress."""
+    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host that makes no
+    progress.
+    """
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
@@ -356,40 +371,47 @@ FAULT_GENERATORS: Mapping[str, Callable[[Span], FaultKind]] = {
 
 
 AGENTS_LEAST = 2
-"""Smallest number of agents; every pattern can run with two."""
+"""Minimum number of agents. Every pattern can run with two."""
 
 MANUAL_ONLY_ONE_IN = 16
-"""One run in this number has no trigger, only manual snapshots."""
+"""One run in sixteen has no trigger, only manual snapshots."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
-"""Number of messages (request, answer, outcome) and of store calls (pack, recovery line, manifest, ref) in one koo-toueg round."""
+"""Number of sequential messages (request, answer, outcome) and store calls (pack, recovery line, manifest, ref) in a
+koo-toueg round.
+"""
 
 EPOCH_EXCHANGES = 6
-"""Number of exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. A koo-toueg round takes twice as
-many."""
+"""Number of sequential exchanges in an epoch: the begin is logged, the begin is sent, markers are sent, checkpoints are
+stored, reports are sent, and the completion is logged. A koo-toueg round has twice as many.
+"""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
-"""Failpoints that fleets with the protocol chandy-lamport never pass."""
+"""Prefixes of failpoints that fleets with the protocol chandy-lamport never reach."""
 
 _INPUT_POINTS = "store.log."
 _OUTPUT_POINTS = "store.outputs."
-"""Failpoints that fleets without clients (inputs) or without consumers (outputs) never pass."""
+"""Prefixes of failpoints that fleets without clients (for inputs) or without consumers (for outputs) never reach."""
 
 _COSTLY = ("memory", "orders")
-"""Patterns whose runs take ten times as long as those of other patterns."""
+"""Patterns whose runs take ten times as long as runs with other patterns."""
 
 _BOOKING = ("booking", "booking-until")
 _PAYING = ("paying", *_BOOKING)
 """Patterns whose agents call stubs and whose operators handle failed compensations."""
 
 PAYING_NS = 90 * S
-"""Extra time for a run with effects, in which calls fail repeatedly and an operator issues a retry command."""
+"""Additional time for a run with effects, because calls may fail repeatedly and then an operator issues a retry
+command.
+"""
 
 EPOCH_PERIOD_MIN_NS = 250 * MS
-"""Minimum time between two epochs that the clock triggers in such a run; effects request further epochs."""
+"""Minimum interval between epochs that a timer triggers in a run with effects. The effects request further epochs."""
 
 _DURABLE = ("planning", *_PAYING)
-"""Patterns that are tested mainly by recoveries during a turn. One such turn takes as long as a whole run of other patterns."""
+"""Patterns that are tested mainly by recoveries during a turn. One of their turns takes as long as a whole run with
+another pattern.
+"""
 
 _RARE_PATTERNS = {
     "astray": (21, "pattern"),
@@ -397,10 +419,14 @@ _RARE_PATTERNS = {
     "paying": (19, "paying"),
     "returning": (37, "returning"),
 }
-"""Maps each pattern to (n: one seed in n uses it instead of the drawn pattern, key of the draw). The seed's other draws are unchanged."""
+"""Maps a pattern to (n, key of the draw). One seed in n uses this pattern instead of the pattern that was drawn. The
+seed's other draws do not change.
+"""
 
 _ALTERNATING_PATTERNS = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
-"""Patterns that every other seed uses, in turn. They combine the newest parts of the product, and random draws would rarely choose them."""
+"""Patterns that every second seed uses, in turn. They combine the newest parts of the product, and would rarely be
+chosen by random draws.
+"""
 
 _PATTERNS_DRAWN = (
     *[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_RARE_PATTERNS, *_BOOKING)] * 2,
@@ -408,11 +434,13 @@ _PATTERNS_DRAWN = (
 )
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
-"""Protocols to draw from: chandy-lamport, which most fleets use, occurs in a third of all runs."""
+"""Protocols to draw from. chandy-lamport is drawn in a third of all runs, because most fleets use it."""
 
 
 def draw(template: Scenario, seed: int) -> Scenario:
-    """Return the scenario for a template and a seed, which is always the same. A template without `swarm` is returned unchanged."""
+    """Draw the scenario for a seed from a template. The same template and seed always yield the same scenario. A
+    template without `swarm` is returned unchanged.
+    """
     swarm = template.swarm
     if swarm is None:
         return template
@@ -446,7 +474,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
     if swarm.restores and is_of_all:
         divisor = 3 if changed.fleet.pattern.name in _DURABLE else 1
         restores, moves = _draw_restores(dice, 6 // divisor), _draw_moves(dice, 8 // divisor)
-        if template.fleet.module:  # dropped inputs would violate a user's own invariants
+        if template.fleet.module:  # restores that drop inputs would violate a user's own invariants
             times = template.restores.times or restores.times
             restores, moves = RestoresPart(times=times), template.run.moves or moves
         run = msgspec.structs.replace(changed.run, moves=moves)
@@ -479,7 +507,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
 
 
 def small_limits(seed: int) -> dict[str, int]:
-    """Return small values for some limits, for a run that should reach these limits."""
+    """Draw small values for some limits, so that a run reaches these limits."""
     dice = ScenarioDraw(RandomChoices(seed))
     return {
         name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
@@ -487,7 +515,9 @@ def small_limits(seed: int) -> dict[str, int]:
 
 
 def _feasible_epoch_timeout(scenario: Scenario) -> str:
-    """Return the drawn epoch timeout, or the default ("") if no epoch can finish in time with the other drawn values."""
+    """Return the scenario's epoch timeout. If no epoch could finish within it with the other drawn values, return the
+    default ("").
+    """
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
     timeout = scenario.fleet.epoch_timeout
@@ -495,8 +525,9 @@ def _feasible_epoch_timeout(scenario: Scenario) -> str:
 
 
 def _exchange_ns(scenario: Scenario) -> int:
-    """Return the longest time of a message and its acknowledgement. A large message sent in small parts waits for one acknowledgement per
-    full window."""
+    """Return the longest time, in nanoseconds, that a message and its acknowledgement may take. A large message that is
+    sent in small parts waits for one acknowledgement per full window.
+    """
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
@@ -505,11 +536,12 @@ def _exchange_ns(scenario: Scenario) -> int:
 
 
 def _with_enough_time(scenario: Scenario) -> LivenessPart:
-    """Return the liveness section with enough time for the slowest possible run.
+    """Return the scenario's liveness section, with enough time for the slowest possible run.
 
-    A counter that agents pass on one after the other takes the sum of all its round trips. With windows of one frame, or credit for one
-    message, each message waits for the acknowledgement of the previous one. Rounds of koo-toueg may follow each other without a pause, so a
-    message waits for one round at its sender and for one at its receiver.
+    If agents pass a counter on one after another, the work takes the sum of all round trips. With a window of one frame
+    or a credit of one message, each message waits until the previous message is acknowledged. koo-toueg rounds may
+    follow each other without a pause, so a message may wait for one round at its sender and for one round at its
+    receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
@@ -522,7 +554,9 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
 
 
 def _draw_run(dice: ScenarioDraw, template: Scenario) -> RunPart:
-    """Draw the section `run`: 2.5 s to 7 s of virtual time, or more if the template's own faults need it."""
+    """Draw the section `run`. The run has 2.5 s to 7 s of virtual time for faults, or more if the template's own faults
+    need more.
+    """
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
@@ -558,12 +592,16 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """Return a trigger with fewer epochs. A fleet with sequential effects runs for a minute, so frequent epochs would dominate its cost."""
+    """Return the trigger with a longer interval if needed. A fleet with sequential effects runs for a minute, so
+    frequent epochs would dominate the cost of the run.
+    """
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
 def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
-    """Draw a pattern. A third of the fleets spread their messages over a part of the run; the others run at full speed."""
+    """Draw a pattern's parameters. A third of the fleets spread their messages over part of the run; all others run at
+    full speed.
+    """
     messages = pattern.messages // dice.of((1, 1, 2), "messages")
     window_ns = run.until_ns // dice.of((2, 4, 8), "window")
     spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
@@ -574,7 +612,7 @@ def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunP
 
 
 def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
-    """Draw a trigger. A coordinator requests checkpoints only by the clock."""
+    """Draw a trigger. Under a coordinated protocol, only a timer triggers checkpoints."""
     every = dice.duration(20 * MS, 600 * MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
     match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
@@ -587,7 +625,9 @@ def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
 
 
 def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
-    """Draw clients for half of the runs. A booking pattern always has clients, with fewer inputs, since each input causes much work."""
+    """Draw clients for half of the runs. A booking pattern always has clients, but with fewer inputs, because each
+    input causes much work.
+    """
     is_booking = pattern in _BOOKING
     count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.below_for_clients(4, "clients")]
     inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.below_for_clients(3, "inputs")]
@@ -597,13 +637,15 @@ def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
 
 
 def _draw_outputs(dice: ScenarioDraw) -> OutputsPart:
-    """Draw outputs: agents emit in half of the runs, and in half of these a consumer reads them as they arrive."""
+    """Draw outputs. Agents emit outputs in half of the runs, and in half of these runs, a consumer reads the outputs as
+    they arrive.
+    """
     one_in = (0, 0, 0, 3, 1, 12)[dice.below_for_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.below_for_outputs(2, "watched outputs") == 1)
 
 
 def _draw_steps(dice: ScenarioDraw) -> StepsPart:
-    """Draw failing stub calls for two thirds of the runs."""
+    """Draw the rates of failing stub calls for two thirds of the runs."""
     late, lost, failed = (
         (0, 0, 20, 200)[dice.below_for_steps(4, "calls", what)] for what in ("late", "lost", "failed")
     )
@@ -612,7 +654,7 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """Draw restores by an operator for one in `one_in` runs: one or two restores, with or without inputs."""
+    """Draw restores by an operator for one run in `one_in`. There are one or two restores, with or without inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_separate(2, "restores twice") else 1
@@ -620,7 +662,7 @@ def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: ScenarioDraw, one_in: int) -> int:
-    """Draw how often an operator moves agents: once or four times, in one of `one_in` runs."""
+    """Draw how many times an operator moves agents: once or four times, in one run in `one_in`, otherwise never."""
     return (4 if dice.one_in_separate(2, "many moves") else 1) if dice.one_in_separate(one_in, "moves") else 0
 
 
@@ -631,7 +673,9 @@ def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> 
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """Draw up to three directed pairs that are permanently much slower or faster than all others, in a quarter of the runs."""
+    """In a quarter of the runs, draw up to three directed pairs of nodes that are permanently much slower or faster
+    than all other pairs.
+    """
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -646,7 +690,9 @@ def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
 
 
 def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
-    """Draw a retention policy for a quarter of the runs, and manual snapshots for a quarter."""
+    """Draw a retention policy for a quarter of the runs, and, independently, manual snapshots for a quarter of the
+    runs.
+    """
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
         last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
@@ -658,7 +704,7 @@ def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
 
 
 def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
-    """Return the scenario with manual snapshots as the only source of checkpoints."""
+    """Return the scenario changed so that only manual snapshots cause checkpoints."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
         scenario,
@@ -668,7 +714,7 @@ def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
-    """Draw small limits for half of the runs: either a few limits, or up to half of all limits."""
+    """Draw small limits for half of the runs. Each limit is small with a drawn probability of 1/2, 1/4 or 1/16."""
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
@@ -709,7 +755,7 @@ def _with_faults(dice: ScenarioDraw, scenario: Scenario, swarm: SwarmPart) -> Sc
 
 
 def _with_pattern_specific_faults(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add faults that some patterns and clients need for a meaningful test."""
+    """Add faults without which some patterns and clients would not be tested well."""
     if scenario.fleet.pattern.name in _DURABLE:
         scenario = _with_restarts(dice, scenario)
     if not scenario.clients.count:
@@ -729,7 +775,7 @@ def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add writes to the input log that fail once and succeed when they are retried."""
+    """Add faults that make writes to the input log fail once and succeed when retried."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_separate(4, "failing", point):
             hit = 1 + dice.below_separate(6, "failing", point, "hit")
@@ -738,7 +784,9 @@ def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add a long pause of a host. The host resumes after the fleet has recovered without it, and finds pending client inputs."""
+    """Add a long pause of a host. When the host resumes, the fleet has recovered without it, and the host finds pending
+    inputs from clients.
+    """
     at_ns = (1 + dice.below_separate(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
     pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
@@ -746,8 +794,9 @@ def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
-    """Draw a crash and restart of the process that takes a turn in the first half of the work (for a user's fleet: in the second
-    quarter)."""
+    """Draw a crash, with a restart, of a host that takes a turn in the first half of the work. In a user's fleet, the
+    turn is in the second quarter.
+    """
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -756,7 +805,9 @@ def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
-    """Return the scenario with these faults added, or unchanged if the faults would exceed the budget."""
+    """Return the scenario with these faults added. If this would exceed the fault budget, return the scenario
+    unchanged.
+    """
     extended = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
@@ -766,9 +817,10 @@ def _fault_of(kind: str, word: FaultKind) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints, usually crashes. If the run may have other faults, some are power cuts, pauses or disk errors.
+    """Draw faults at failpoints. Most are crashes. If the run may have faults of other kinds, some are power cuts,
+    pauses or disk errors.
 
-    Coordinators suffer power cuts only here, at the failpoints of their writes.
+    Only these faults cause power cuts of coordinators, at the failpoints in their writes.
     """
     kinds = frozenset(kinds)
     points = FAILPOINTS
@@ -798,7 +850,7 @@ def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[s
 
 
 STANDARD = Scenario(name="swarm", swarm=SwarmPart())
-"""Scenario in which everything is drawn and faults stay within the fault budget."""
+"""Template in which everything is drawn and faults stay within the fault budget."""
 
 BUILT_IN: Mapping[str, Scenario] = {
     "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),
@@ -822,4 +874,4 @@ BUILT_IN: Mapping[str, Scenario] = {
     ),
     "swarm": STANDARD,
 }
-"""Templates by name, for the command `snapline sim sweep NAME`."""
+"""Built-in templates by name, for the command `snapline sim sweep NAME`."""

@@ -1,16 +1,17 @@
-"""Sweep over many seeds of one scenario, which collects failures, probes never reached, metrics, and the elements that the swarm drew.
+"""Runs many seeds of one scenario (a sweep), and collects failures, probes that were never reached, metrics, and the
+elements that the swarm drew.
 
-Runs are independent, so a pool of processes (`pool.py`) executes them and returns the results in any order. The summary does
-not depend on that order, because it holds only counts, smallest seeds and values of sorted lists. So the number of processes
-changes nothing in the summary, except the elapsed time.
+The runs are independent, so a pool of processes (`pool.py`) executes them and returns the results in any order. The
+summary does not depend on this order, because it contains only counts, the smallest seeds, and values computed from
+sorted lists. So the number of processes does not affect the summary, except for the elapsed time.
 
-One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter with another PYTHONHASHSEED, as FoundationDB
-does. Both runs must give the same trace. A difference counts as a broken harness, because the results of a nondeterministic
-simulator cannot be trusted.
+One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter with a different PYTHONHASHSEED, as
+FoundationDB does. Both runs must produce the same trace. A difference gives the sweep the verdict "broken", because the
+results of a nondeterministic simulator cannot be trusted.
 
-`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs and
-which did not. A drawn fault may have no effect, and a limit may never be reached; the probes show what actually happened in
-runs.
+`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs
+and which did not. A fault that was drawn may have no effect, and a limit that was drawn may never be reached. Probes
+show what actually happened in the runs.
 """
 
 import csv
@@ -52,7 +53,7 @@ from snapline.sim.world.product_patches import LIMITS
 # -- drawn elements -------------------------------------------------------------------------------------------------------
 
 BEYOND_BUDGET = "disk: stale-read"
-"""Fault that is drawn, but omitted from all scenarios whose faults stay within the budget."""
+"""Fault that may be drawn, but is omitted from all scenarios whose faults stay within the budget."""
 
 CATALOGUE: dict[str, tuple[str, ...]] = {
     "protocols": PROTOCOLS,
@@ -79,7 +80,7 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
     "failpoints": FAILPOINTS,
     "limits": tuple(LIMITS),
 }
-"""Names of everything that can be drawn, by group."""
+"""Names of everything that a swarm can draw, by group."""
 
 DrawnCounts = dict[str, dict[str, int]]
 """Number of runs in which each name occurred, by group and name."""
@@ -91,7 +92,7 @@ def empty_counts() -> DrawnCounts:
 
 
 def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
-    """Count once each catalogue entry that occurs in a scenario."""
+    """Increase by one the count of each catalogue entry that occurs in a scenario."""
     parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
     for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
         counts = drawn.setdefault(group, {})
@@ -99,7 +100,7 @@ def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
 
 
 def never_drawn(drawn: DrawnCounts) -> dict[str, list[str]]:
-    """Return, for each group, the entries that occurred in no run; groups without such entries are omitted."""
+    """Return, for each group, the entries that occurred in no run. Groups without such entries are omitted."""
     missing = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
     return {group: names for group, names in missing.items() if names}
 
@@ -157,25 +158,28 @@ def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
 # -- sweep ----------------------------------------------------------------------------------------------------------------
 
 CHECKED_PER_MILLE = 50
-"""Share of seeds that are run twice, per mille."""
+"""Proportion of seeds that are run twice, per thousand."""
 
 NARROWED_MAX = 3
-"""Maximum number of divergences whose first differing trace entry is determined; more would give no new information."""
+"""Maximum number of divergences for which the first differing journal entry is determined. More would give no new
+information.
+"""
 
 SEEDS_KEPT = 10
-"""Maximum number of seeds listed for each finding; the smallest seeds are listed."""
+"""Maximum number of seeds that are listed per finding. The smallest seeds are listed."""
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
 class SweepFinding(msgspec.Struct):
-    """Finding that some seeds have in common: a violated oracle, or the reason for which runs were undecided or broken.
+    """Finding that several seeds may share: the oracle that reported a violation, or the reason why runs were undecided
+    or broken.
 
     Attributes:
-        oracle: violated oracle, "liveness", or the kind of error.
+        oracle: oracle that reported the violation, "liveness", or the kind of error.
         count: number of seeds with this finding.
-        seeds: the smallest of these seeds.
-        text: evidence from the smallest seed.
+        seeds: smallest seeds with this finding.
+        text: evidence from the smallest seed with this finding.
     """
 
     verdict: Verdict
@@ -190,13 +194,14 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     """Result of a sweep.
 
     Attributes:
-        runs: number of completed seeds; fewer than requested if the sweep was stopped.
+        runs: number of completed runs. It is smaller than the number of seeds if the sweep was stopped.
         verdicts: number of runs with each verdict.
-        findings: all findings, ordered by worst verdict first, then by most frequent first.
-        probes: number of hits of each probe in all runs.
-        never_hit: names of the probe catalogue that no run hit.
-        drawn: number of runs in which each element occurred, by group and name (`CATALOGUE`); only for templates with `swarm`.
-        never_drawn: names that occurred in no run, by group.
+        findings: all findings, with the worst verdict first, and within a verdict with the most frequent first.
+        probes: number of hits of each probe in all runs together.
+        never_hit: names of the catalogue's probes that no run hit.
+        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and name. Empty for templates
+            without `swarm`.
+        never_drawn: names of elements that occurred in no run, by group.
         metrics: summary of each metric over the runs that passed.
         checked: number of seeds that were run twice.
         divergences: seeds whose two runs differed.
@@ -226,7 +231,9 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Worst verdict of the sweep, in the order violation, broken, undecided, pass. Probes that were never hit do not count."""
+        """Worst verdict of any run, in the order violation, broken, undecided, pass. A divergence counts as broken.
+        Probes that were never hit do not count.
+        """
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -239,7 +246,9 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
 
 class MetricTable:
-    """Metrics of many runs, in the order of completion, with one column per metric, eight bytes per value, and NaN for missing values."""
+    """Metrics of many runs, in the order of completion. There is one column per metric, with eight bytes per value;
+    missing values are NaN.
+    """
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -256,7 +265,7 @@ class MetricTable:
         self.verdicts.append(result.verdict)
 
     def summaries(self) -> dict[str, Summary]:
-        """Return summaries over the runs that passed, since metrics of other runs are not comparable."""
+        """Return a summary of each metric over the runs that passed. The metrics of other runs are not comparable."""
         passed = [verdict == "pass" for verdict in self.verdicts]
         summaries: dict[str, Summary] = {}
         for name in sorted(self._columns):
@@ -267,7 +276,7 @@ class MetricTable:
         return summaries
 
     def to_csv(self) -> str:
-        """Return the metrics as CSV with one line per run, sorted by seed; missing values are empty."""
+        """Return the metrics as CSV, with one line per run, sorted by seed. Missing values are empty."""
         names = sorted(self._columns)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -280,10 +289,10 @@ class MetricTable:
 
 
 class Collector:
-    """Collector of results, which may arrive in any order."""
+    """Collects the results of runs, which may arrive in any order."""
 
     def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
-        """`template` is the template whose drawn elements are counted."""
+        """`template` is the template of the runs. If it has `swarm`, drawn elements are counted."""
         self._template = template if template is not None and template.swarm is not None else None
         self.table = MetricTable()
         self.fingerprints: dict[int, Fingerprint] = {}
@@ -300,7 +309,7 @@ class Collector:
 
     @property
     def failures(self) -> int:
-        """Number of runs so far that violated a guarantee or were broken."""
+        """Number of runs so far that ended with a violation or were broken."""
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
 
     def add(self, result: Result) -> None:
@@ -346,7 +355,9 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """Return the findings of a result, one for each oracle that reported something."""
+    """Return the findings of a result: one for each oracle that reported a violation, or one for an undecided or broken
+    run.
+    """
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -382,20 +393,21 @@ def sweep(
 ) -> SweepSummary:
     """Run the scenario `draw(template, seed)` for each seed.
 
-    Ctrl-C stops the sweep; the summary of the results so far is returned with `is_stopped`.
+    Ctrl-C stops the sweep. Then the summary of the results so far is returned, with `is_stopped` set.
 
     Args:
-        template: the scenario, with or without `swarm`.
-        seeds: the seeds; each may occur only once.
-        jobs: number of processes; 0 runs everything in this process.
-        runner: module-level function, since other processes must import it; None means `snapline.sim.run.run`.
+        template: scenario, with or without `swarm`.
+        seeds: seeds to run. Each may occur only once.
+        jobs: number of worker processes. 0 runs everything in this process.
+        runner: module-level function that runs a seed; other processes must be able to import it. None means
+            `snapline.sim.run.run`.
         on_result: function that is called with every result, in the order of completion.
-        stop_after: number of violating or broken runs after which the sweep stops.
+        stop_after: number of runs with a violation or broken runs after which the sweep stops.
         catalogue: names of probes that should be hit.
         metrics_csv: file to which the metrics of every seed are written.
 
     Raises:
-        UsageError: other processes cannot import the runner, or `jobs` is out of range.
+        UsageError: If other processes cannot import the runner, or if `jobs` is out of range.
     """
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     collector = Collector(template.name, catalogue=catalogue, template=template)
@@ -432,7 +444,9 @@ def check_determinism_of_sweep(
     runner: Runner | None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> None:
-    """Run the seeds chosen for this check again, in new interpreters with another hash seed, and record the seeds whose traces differ."""
+    """Repeat the runs that were chosen for this check in new interpreters with a different hash seed. Record the seeds
+    whose runs differ.
+    """
     first = collector.fingerprints
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     differing: list[Divergence] = []

@@ -1,15 +1,15 @@
-"""Worker process that runs seeds, and the messages that it exchanges with the pool.
+"""Worker process that runs seeds, and the messages that it receives from the pool.
 
-Sweeps, comparisons and the determinism check use such processes; on Ray the same code runs inside a task. A worker first
-receives the settings common to all its runs (`Setup`), then small tasks. The worker draws the scenario itself, so a task
-has only a few bytes.
+Sweeps, comparisons and the determinism check use worker processes; on Ray, the same code runs in a Ray task. A worker
+first receives the settings that are common to all its runs (`Setup`), and then tasks. A task has only a few bytes,
+because the worker itself draws the scenario.
 
-The runner is sent by name, and every process imports it, so the runner must be a module-level function. Keyword arguments
-that are the same for all runs (such as a mutant's name) may be bound with `functools.partial`.
+Only the runner's name is sent, and every process imports the runner, so the runner must be a module-level function.
+Keyword arguments that are the same in all runs (such as a mutant's name) may be bound with `functools.partial`.
 
-Garbage collection is disabled during runs (simulation.md, section 1) and happens between them. SIGALRM ends a run that takes
-longer than `seed_timeout_s` of real time, and the error names the current line. SIGALRM works in the main thread only, and
-not in code that never returns to the interpreter; the pool kills such a worker a little later.
+Garbage is not collected during a run (simulation.md, section 1), only between runs. SIGALRM ends a run that takes
+longer than `seed_timeout_s` of real time, and the error names the current line. SIGALRM works only in the main thread,
+and not in code that never returns to the interpreter. In such a case, the pool kills the worker a little later.
 """
 
 import gc
@@ -37,23 +37,29 @@ from snapline.sim.scenario import Scenario, parse_scenario
 from snapline.sim.search.swarm import draw
 
 CONTAINERS_MAX = 100_000
-"""Number of containers after which garbage is collected: about ten megabytes, which limits both memory and time."""
+"""Number of container objects after which garbage is collected. They take about ten megabytes, so both memory and
+collection time are limited.
+"""
 
 KIND_MAX = 120
-"""Number of characters of an error text that distinguish kinds of errors."""
+"""Number of characters of an error message that distinguish kinds of errors."""
 
 TEMPLATES_MAX = 64
-"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few templates are needed."""
+"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few templates are needed
+at a time.
+"""
 
 
 class Runner(Protocol):
-    """Runner of one seed: `snapline.sim.run.run`, or a test double. A runner never raises an exception for failures inside the run."""
+    """Function that runs one seed, such as `snapline.sim.run.run` or a test double. It never raises an exception
+    because of a failure inside the run.
+    """
 
     def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
 
 
 class JournalRunner(Protocol):
-    """Runner that can also record a piece of the journal in `Result.journal`."""
+    """Runner that can also store a piece of the journal in `Result.journal`."""
 
     def __call__(
         self, scenario: Scenario, seed: int, *, choices: Choices | None = None, window_at: int | None = None
@@ -61,7 +67,9 @@ class JournalRunner(Protocol):
 
 
 class RunnerName(msgspec.Struct, frozen=True):
-    """Name with which another process imports a runner. `file` is set for modules outside the other process's path, such as tests."""
+    """Name by which another process imports a runner. `file` is set if the module, such as a test, may not be on the
+    other process's import path.
+    """
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -80,7 +88,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One seed of one template. If `window_at` is set, the result contains that piece of the journal."""
+    """A seed to run with a template. If `window_at` is set, the result must contain this piece of the journal."""
 
     seed: int
     template: int = 0
@@ -88,14 +96,14 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class SeedTimeoutError(BaseException):
-    """The time limit of a seed is exceeded. This is not an Exception, so that a user's handler does not catch it."""
+    """Raised if a seed exceeds its time limit. It is not an Exception, so that a user's handler does not catch it."""
 
 
 def name_of(runner: Runner | None) -> RunnerName:
-    """Return the name with which another process imports a runner; None means `snapline.sim.run.run`.
+    """Return the name by which another process imports a runner. None means `snapline.sim.run.run`.
 
     Raises:
-        UsageError: another process cannot import the runner.
+        UsageError: If another process cannot import the runner.
     """
     if runner is None:
         return RunnerName()
@@ -140,7 +148,7 @@ def _module_of(name: RunnerName) -> ModuleType:
 
 
 class Worker:
-    """Worker that executes tasks one after the other.
+    """Executes tasks one after another.
 
     Attributes:
         is_alarming: whether SIGALRM can end a run in this process.
@@ -153,7 +161,7 @@ class Worker:
         self.is_alarming = threading.current_thread() is threading.main_thread() and setup.seed_timeout_s > 0
 
     def perform(self, task: Task) -> Result:
-        """Run one seed. The result reports errors; only exceptions such as KeyboardInterrupt propagate."""
+        """Run one seed. Errors are reported in the result; only exceptions such as KeyboardInterrupt propagate."""
         name = self._setup.names[task.template]
         try:
             scenario = draw(self._template(task.template), task.seed)
@@ -198,8 +206,11 @@ class Worker:
 
 
 def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> Result:
-    """Run a seed and record a piece of the journal. A runner without journal support returns a result without it."""
-    call: JournalRunner = runner  # type: ignore[assignment]  # checked below: a runner without journal rejects the keyword
+    """Run a seed, and store a piece of the journal in the result. If the runner does not support this, the result does
+    not contain the journal.
+    """
+    # Type: ignore[assignment]  # checked below: a runner without journal support rejects the keyword.
+    call: JournalRunner = runner  # type: ignore[assignment]
     try:
         return call(scenario, seed, window_at=window_at)
     except TypeError as error:
@@ -209,12 +220,14 @@ def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> 
 
 
 def broken(name: str, seed: int, error: str) -> Result:
-    """Return the result of a run that ended with an error instead of a result."""
+    """Return a result with the verdict "broken" for a run that ended with an error instead of a result."""
     return Result(name=name, seed=seed, verdict="broken", error=error)
 
 
 def error_kind(error: str) -> str:
-    """Return a key that errors with the same cause share: the type at the end of a traceback, or the message without numbers."""
+    """Return a key that errors with the same cause share: the exception type at the end of a traceback, or otherwise
+    the message with its numbers masked.
+    """
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -226,7 +239,9 @@ def _place(frame: FrameType | None) -> str:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Run a block without garbage collection, and exclude existing objects from later collections."""
+    """Run a block without garbage collection. Within the block, exclude the objects that exist at its start from
+    explicit collections.
+    """
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -239,13 +254,13 @@ def garbage_kept() -> Iterator[None]:
 
 
 def collect_if_due() -> None:
-    """Collect garbage between two runs if enough containers exist."""
+    """Collect garbage if there are enough new container objects. Called between two runs."""
     if gc.get_count()[0] > CONTAINERS_MAX:
         gc.collect()
 
 
 def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
-    """Yield the results of a group of tasks."""
+    """Execute a group of tasks, and yield their results."""
     for task in tasks:
         yield worker.perform(task)
         collect_if_due()
@@ -255,10 +270,10 @@ def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
 
 
 def serve(connection: Connection) -> None:
-    """Execute groups of tasks until the connection closes.
+    """Execute groups of tasks that arrive on a connection, until the connection closes.
 
-    The first answer is "", or the reason why the worker cannot begin. Each result is sent at once, so that the pool knows
-    which seed a worker was running when it died.
+    The first answer is "", or the reason why the worker cannot start. Each result is sent at once, so that if the
+    worker dies, the pool knows which seed it was running.
     """
     setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
     sys.path[:] = setup.paths
@@ -277,12 +292,14 @@ def serve(connection: Connection) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor of the socket to the pool."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and ends its workers
+    """Implement the command `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor
+    of the socket to the pool.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and stops its workers
     try:
         serve(Connection(int(arguments[0])))
     except (EOFError, ConnectionError):
-        os._exit(0)  # the pool has ended or closed the connection
+        os._exit(0)  # the pool has exited or closed the connection
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workloads of simulated fleets: traffic patterns in which every consistent cut can be checked."""
+"""Workloads for simulated fleets: traffic patterns with invariants that can be checked in every consistent cut."""
 
 from snapline.sim.workloads.patterns import PATTERNS as PATTERNS
 from snapline.sim.workloads.patterns import make_workload as make_workload

@@ -1,20 +1,21 @@
-"""Booking patterns: clients send requests whose durable turns are small programs with randomly drawn tasks.
+"""Booking patterns. Clients send requests, and each request's durable turn executes a small program of randomly drawn
+tasks.
 
-A request lists its tasks (`TASKS`) and its ending (`ENDINGS`). So one pattern covers the combinations that users write. The
-tasks are steps, effects of every kind, calls, waits and outputs, also in sagas that succeed or are undone. The endings include
-turns that fail, roll the fleet back or stop their agent. Every agent also sends some requests to itself, so that a fleet
-without clients has work.
+A request lists its tasks (`TASKS`) and its ending (`ENDINGS`), so one pattern covers the combinations that occur in
+users' programs. The tasks are steps, effects of every kind, calls, waits and outputs. They may be in a saga that
+succeeds or is undone. The endings include turns that fail, roll the fleet back or stop their agent. Every agent also
+sends some requests to itself, so that a fleet without clients has work too.
 
-The external service is a stub (`Fleet(simulate=…)`) whose state survives crashes of hosts. The service's ledger, the
-receipts in the agents' states and the answers must agree. The service asserts for each kind of effect:
+The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the
+receipts in the agents' states, and the answers must agree. For each kind of effect, the service asserts:
 
-    keyed      the service accepts explicit keys: a booking is never paid under a second key while the first payment is valid
-    unkeyed    an effect is undone under the key of its payment; a turn repeated in another history pays under another key
-    probed     an effect may be called again under its key only after a probe
-    once       the service knows no keys: calling it under a key with a valid payment charges twice
+    keyed      the service accepts explicit keys, and a booking is never paid under a second key while the first payment
+    is valid unkeyed    an effect is undone under the key of its payment; if a turn is repeated in a different history,
+    it pays under a different key probed     an effect may be called again under the same key only after a probe once
+    the service ignores keys, so calling it under a key that has a valid payment charges twice
 
-For all kinds, the service asserts that compensations run newest first. Valid payments without an explicit key are exempt,
-because the service cannot tell whether their history was discarded.
+For all kinds, the service asserts that compensations are executed newest first. Valid payments without an explicit key
+are exempt, because the service cannot know whether their history was discarded.
 """
 
 import asyncio
@@ -32,11 +33,12 @@ from snapline.sim.world.kernel import START_OF_TIME_NS
 
 EFFECTS = ("keyed", "unkeyed", "probed", "once")
 TASKS = (*EFFECTS, "step", "wait", "call", "emit")
-"""Tasks that a request may give its agent."""
+"""Kinds of tasks that a request may contain."""
 
 ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
-"""Endings of a request, in this order: success; success in a saga; an undone saga; a dead letter; success after the request
-has rolled the fleet back; success followed by a stop of the agent."""
+"""Endings of a request, in this order: the request succeeds; it succeeds in a saga; its saga is undone; it becomes a dead letter;
+it rolls the fleet back and then succeeds; it succeeds and then stops the agent.
+"""
 
 _ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
 
@@ -44,23 +46,25 @@ TASKS_MAX = 4
 STOPS_ONE_IN = 24
 
 MESSAGES_OF_A_REQUEST = 40
-"""Estimated number of messages per request: the request and the messages that its tasks send and receive."""
+"""Estimated number of messages per request: the request itself and the messages that its tasks send and receive."""
 
 ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which no request rolls back. Agents do not remember a rollback, so this limit ensures that a run ends."""
+"""Wall-clock time on a host after which no request rolls the fleet back. Agents do not remember rollbacks, so this
+limit ensures that a run ends.
+"""
 
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
-"""Probability and duration in seconds of a long wait, which is longer than a recovery."""
+"""Probability of a long wait, and its duration in seconds. A long wait is longer than a recovery."""
 SLOW_S = 0.2
-"""Delay in seconds of the service without keys, so that host crashes and rollbacks happen during a call."""
+"""Delay in seconds of the service that ignores keys. The delay lets host crashes and rollbacks happen during a call."""
 
 UNDO = "/undo"
 TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
 
 
 class Book(snapline.Message, frozen=True):
-    """Request to run tasks; the `serial`-th request of a client."""
+    """Request to execute tasks. It is the client's `serial`-th request."""
 
     client: str
     serial: int
@@ -73,7 +77,9 @@ class Book(snapline.Message, frozen=True):
 
 
 class Booked(snapline.Message, frozen=True):
-    """Answer to a request. `draw` differs between histories, which distinguishes a reverted answer from a valid answer."""
+    """Answer to a request. `draw` differs between histories, so a reverted answer can be distinguished from a valid
+    answer.
+    """
 
     name: str
     how: str
@@ -97,7 +103,9 @@ class Answer(snapline.Message, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of its effects."""
+    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of the request's
+    effects.
+    """
 
     how: str
     keys: dict[str, str] = {}
@@ -107,8 +115,8 @@ class BookerState(msgspec.Struct):
     """State of a `Booker` agent.
 
     Attributes:
-        own: number of requests that the agent sends itself.
-        ended: outcomes of ended requests, by request name.
+        own: number of requests that the agent sends to itself.
+        ended: outcomes of the requests that have ended, by request name.
         asked: number of the neighbour's questions that the agent has answered.
         looked_ns: wall-clock time at which the agent's last step began.
     """
@@ -126,8 +134,10 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """Sale under one key at the service. `first` and `last` are the call numbers of its first and last request or probe. `plan` is the plan
-    of the host that sent the last one. `is_undone`: the sale has been undone permanently."""
+    """The service's record of a sale under one key. `first` and `last` are the call numbers of the sale's first and
+    last request or probe. `plan` is the plan of the host that sent the last request or probe. `is_undone` means that
+    the sale was undone permanently.
+    """
 
     task: str
     first: int
@@ -139,8 +149,9 @@ class _Sale(msgspec.Struct):
 
 
 class Service:
-    """External service and its ledger. The name of a task is `agent/request/place/kind`. `plan_of_call` returns the plan of the host that
-    is calling."""
+    """External service with a ledger of its sales. A task's name has the form `agent/request/place/kind`.
+    `plan_of_call` returns the plan that the calling host follows.
+    """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
         self._plan_of_call = plan_of_call
@@ -148,7 +159,7 @@ class Service:
         self._calls = 0
 
     def pay(self, task: str, *, key: str) -> str:
-        """Pay for a task and return the receipt."""
+        """Pay for a task, and return the receipt."""
         kind = task.rpartition("/")[2]
         self._calls += 1
         sale = self.sales.setdefault(key, _Sale(task, self._calls, self._calls))
@@ -172,10 +183,11 @@ class Service:
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo a payment. If the payment has not arrived yet, it will be refused."""
+        """Undo a payment. If the payment has not arrived yet, it is refused when it arrives."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
-        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))  # the payment may have been lost
+        # The payment's request may have been lost.
+        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return
@@ -184,7 +196,7 @@ class Service:
         sale.is_undone = True
 
     def find(self, task: str, *, key: str) -> str | None:
-        """Probe a key: return its receipt, or None if it has no valid payment."""
+        """Probe a key. Return the receipt of the payment under this key, or None if there is no valid payment."""
         sale = self.sales.get(key)
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
@@ -193,14 +205,14 @@ class Service:
         return f"{task} {key}"
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the stubs of the service by function name."""
+        """Return the service's stubs, by function name."""
         names: dict[str, Callable[..., Any]] = {"look": int, "probed/probe": self.find}
         for kind in EFFECTS:
             names |= {kind: self.pay_slowly if kind == "once" else self.pay, f"{kind}/undo": self.undo}
         return names
 
     def standing(self, task: str) -> list[str]:
-        """Return the keys under which the task is paid and has not been undone."""
+        """Return the keys under which the task has been paid and not undone."""
         return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
 
     def is_sold(self, key: str) -> bool:
@@ -209,11 +221,11 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether another sale of the same request was first paid after this sale was last requested, and has not been undone.
+    """Return whether `other` is a valid sale of the same request that was first paid after `sale` was last requested.
 
-    Both sales must have been requested under one plan. A turn may take over, without a call, an effect of a discarded history, which is
-    then the turn's newest effect. Unkeyed sales are never judged, since an unkeyed sale of a discarded history has a key that no turn
-    knows.
+    The result is true only if both sales were last requested under the same plan. A turn may take over an effect from a
+    discarded history without a call; that effect is then the turn's newest. Unkeyed sales are ignored, because if their
+    history is discarded, no turn knows their keys.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
@@ -227,12 +239,12 @@ def never(*args: object, key: str) -> str | None:
 
 
 def undo(task: str, *, key: str) -> None:
-    """Compensate a payment; the simulator calls the stub instead."""
+    """Compensate a payment. The simulator calls a stub instead."""
     never(key=key)
 
 
 class Booker(snapline.Agent):
-    """Agent that runs the tasks of requests; see the module docstring."""
+    """Agent that executes the tasks in requests. See the module docstring."""
 
     state: BookerState
     retries = (0.0, 0.05)
@@ -312,7 +324,7 @@ class Booker(snapline.Agent):
                 pass
 
     async def _call(self, message: Book, ctx: snapline.Context) -> None:
-        """Call the neighbour agent, which may have stopped."""
+        """Call the next agent, which may have stopped."""
         try:
             answer = await ctx.call(name_of(self.state.index + 1), Ask(message.name), Answer, timeout_s=CALL_S)
         except (snapline.UnansweredCallError, snapline.WaitTimeoutError):
@@ -326,14 +338,16 @@ class Booker(snapline.Agent):
 
 
 def own_request(agent: str, index: int, serial: int) -> Book:
-    """Return a request that an agent sends to itself; the request is the same in every history."""
+    """Return a request that an agent sends to itself. The request is the same in every history."""
     mixed = 7 * index + 5 * serial
     tasks = [TASKS[(mixed + 3 * place) % len(TASKS)] for place in range(1 + mixed % TASKS_MAX)]
     return Book(agent, serial, tasks, _ENDINGS_DRAWN[mixed % len(_ENDINGS_DRAWN)])
 
 
 class BookingWorkload(Workload):
-    """Workload that checks the rules of bookings. `service` is the external service of the current run."""
+    """Workload that checks that agents and service agree on all bookings. `service` is the current run's external
+    service.
+    """
 
     requests_rollbacks = True
 
@@ -356,7 +370,9 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service has done everything that is done in the cut, since no recovery undoes that."""
+        """Check that the service has executed everything that is done in the cut. This must hold, because no recovery
+        undoes what a cut contains.
+        """
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
@@ -380,7 +396,9 @@ class BookingWorkload(Workload):
         return None
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
-        """Check that each valid payment belongs to exactly one completed request. Only for runs that have discarded no history."""
+        """Check that each valid payment belongs to exactly one completed request. This holds only if the run has not
+        discarded any history on purpose.
+        """
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")
             state = states.get(agent)
@@ -395,7 +413,7 @@ class BookingWorkload(Workload):
 
 
 def make_booking(part: FleetPart) -> BookingWorkload:
-    """Return a workload with about the number of messages that the scenario requests."""
+    """Return a workload that sends about as many messages as the scenario requests."""
     check_agents(part)
     own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
     fleet = make_fleet(part, functools.partial(_booker, part.agents, own))

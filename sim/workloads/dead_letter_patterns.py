@@ -1,25 +1,27 @@
-"""Patterns in which messages become dead letters of their receiver or sender, in numbers that every cut must explain.
+"""Patterns in which messages become dead letters of their receiver or sender. Every cut must account for all of them.
 
-*Failing* (`make_failing`). Handlers raise on every tenth message of a channel, at every attempt, so that the message becomes a dead
-letter. In pattern "killing", one message kills the receiver's process. Each agent sends its share of messages to the others in turn, one
-at each tick of its timer. All messages, including those that fail, are numbered on their channel, and no agent answers. A receiver that
-has consumed the messages up to number n has counted all but n // `POISON_EVERY` of them. A turn that is undone leaves no trace, even after
-rollbacks.
+*Failing* (`make_failing`). Handlers fail on every tenth message of a channel, at every attempt, so the message becomes
+a dead letter. In the pattern "killing", one message kills the receiver's process instead. Each agent sends its share of
+messages to all other agents in turn, one message per timer tick. All messages, including those that fail, are numbered
+on their channel, and no agent answers. A receiver that has consumed the messages up to number n has counted all of them
+except the n // `POISON_EVERY` that failed. An undone turn leaves no trace, even after rollbacks.
 
-*Astray* (`make_astray`). An undeliverable message or a conflicting spawn becomes a dead letter of the agent that sent or requested it.
-Each agent sends its share of messages, one at each tick of its timer, to these receivers in turn: its peers, an agent that never
-exists, and the latecomers. A latecomer is created by the first agent that spawns it. Two thirds of the agents try to spawn each
-latecomer once, and send their first message to it in the same turn. The other agents never spawn it, so their messages may be too
-early. A latecomer sends one message to each peer and then only receives.
+*Astray* (`make_astray`). If a message is undeliverable or a spawn request conflicts with another, it becomes a dead
+letter of the agent that made it. Each agent sends its share of messages, one per timer tick, to these receivers in
+turn: its peers, an agent that never exists, and the latecomers. A *latecomer* is created by the first agent that spawns
+it. For each latecomer, two thirds of the agents try to spawn it once, and send their first message to it in the same
+turn. The remaining agents never spawn it, so their messages may arrive before it exists. A latecomer sends one message
+to each peer, and after that only receives.
 
-Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did not exist.
-Once the receiver exists, it consumes all further messages in order. So for every channel
+Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did
+not exist yet. When the receiver exists, it consumes all further messages in order. So for every channel
 
     sent = dead letters + consumed + in transit,
 
-where the numbers of the three groups are consecutive. Every requested creation waits for its id, is in transit, was the
-latecomer's first turn, or is a dead letter. In the last case, the dead letter belongs to the sender or to the latecomer
-(after a recovery, several creations may be granted). The number of dead letters in a cut is exactly the sum of both kinds.
+where the message numbers of the three groups follow one another. Each requested creation is waiting for its id, is in
+transit, was the latecomer's first turn, or is a dead letter. In the last case, the dead letter belongs to the
+requesting agent or to the latecomer (after a recovery, several creations may be granted). The number of dead letters in
+a cut is exactly the number of undeliverable messages and refused creations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,22 +37,22 @@ from snapline.sim.workloads.workload import Choose, Workload, check_agents, make
 POISON_EVERY = 10
 
 CRASH_AT = 3
-"""Number of the failing message on each channel of the first agent, in the patterns "crashing" and "killing"."""
+"""Number of the message that fails on each channel from the first agent, in the patterns "crashing" and "killing"."""
 
 PAUSE_NS = 2_000_000
-"""Time in nanoseconds between two messages of an agent, unless the pattern has a rate."""
+"""Time in nanoseconds between two messages from the same agent, unless the pattern has a rate."""
 
 
 PEERS_MAX = 8
-"""Maximum number of agents to which each agent has channels."""
+"""Maximum number of peers of an agent."""
 
 
 class ProcessKilled(BaseException):
-    """Simulated fatal signal, which ends the simulated process whose handler raises it."""
+    """Simulates a fatal signal. If a handler raises it, the simulated process is killed."""
 
 
 class Numbered(snapline.Message):
-    """Message with a number: the `number`-th message of `sender` on its channel."""
+    """Numbered message: the `number`-th message that `sender` sends on the channel."""
 
     sender: str
     number: int
@@ -58,7 +60,7 @@ class Numbered(snapline.Message):
 
 
 class Tick(snapline.Message):
-    """Message of the agent's timer."""
+    """Message that an agent's timer delivers to the agent."""
 
 
 class Tries(msgspec.Struct):
@@ -66,7 +68,7 @@ class Tries(msgspec.Struct):
 
     Attributes:
         left: number of messages still to send.
-        sent, got: number of messages sent to and handled from each peer.
+        sent, got: number of messages sent to each peer, and number of messages from each peer that were handled.
         crashes: whether the agent is a `Crashing` or `Killing` agent.
     """
 
@@ -80,7 +82,9 @@ class Tries(msgspec.Struct):
 
 
 class Unlucky(snapline.Agent):
-    """Agent that sends at each tick and fails on every tenth message of a channel. Each failure is retried twice."""
+    """Agent that sends a message at each timer tick, and fails on every tenth message of a channel. Each failed message
+    is retried twice.
+    """
 
     state: Tries
     retries = (0.0, 0.02)
@@ -105,7 +109,7 @@ class Unlucky(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input; the handler changes no state."""
+        """Handle a client's input without changing the state."""
         if not (message.raises and self.state.crashes):
             message.take(ctx)
 
@@ -115,13 +119,13 @@ class Unlucky(snapline.Agent):
 
 
 class Crashing(Unlucky):
-    """Agent whose state is not trusted after a failed turn: the fleet is rolled back."""
+    """Agent whose failed turns roll the fleet back (`on_error = "recover"`)."""
 
     on_error = "recover"
 
 
 class Killing(Unlucky):
-    """Agent whose process a failing message kills."""
+    """Agent whose process is killed by the failing message."""
 
     @snapline.handler
     async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
@@ -131,18 +135,20 @@ class Killing(Unlucky):
 
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
-    """Return whether a message fails. If `crashes` is set, only one message of one sender fails, because recoveries take long."""
+    """Return whether handling this message fails. If `crashes` is set, only one message per channel from one sender
+    fails, because recoveries take long.
+    """
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
 class FailingWorkload(Workload):
-    """Workload that compares the number of handled messages with the number of sent messages."""
+    """Workload that compares how many messages were handled with how many were sent."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
         for transit in sorted(
             cut.in_transit, key=lambda each: each.number is None
-        ):  # messages in the outbox are sent after those in the channel
+        ):  # messages in the outbox follow the messages in the channel
             if isinstance(transit.message, Numbered):
                 waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
         return _wrong(dict(cut.states), waiting)
@@ -172,7 +178,7 @@ def _wrong(states: Mapping[str, object], waiting: Mapping[tuple[str, str], list[
 
 
 def make_failing(part: FleetPart) -> Workload:
-    """Return a workload whose agents send to all other agents in turn."""
+    """Return a workload whose agents send messages to all other agents in turn."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     least, more = divmod(part.pattern.messages, part.agents)
@@ -197,14 +203,18 @@ NOBODY = "nobody"
 LATECOMERS = ("late0", "late1", "late2")
 
 ASKED_AT = 3
-"""At each multiple of this number, among its first ticks, an agent either spawns the next latecomer or leaves that to other agents."""
+"""Among its first ticks, at each multiple of this number, an agent either spawns the next latecomer or leaves this to
+other agents.
+"""
 
 Channel = tuple[str, str]
-"""Sender and receiver."""
+"""Sender and receiver of a channel."""
 
 
 class Word(snapline.Message):
-    """Message with a number on its channel. `receiver` is recorded here because a dead letter does not name its receiver."""
+    """Message with its number on the channel. The message contains its `receiver`, because a dead letter does not name
+    the receiver.
+    """
 
     receiver: str
     number: int
@@ -212,7 +222,9 @@ class Word(snapline.Message):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Messages consumed on one channel: number of the first message, number of the last, and their count."""
+    """Messages consumed on one channel: the first message's number, the last message's number, and how many messages
+    were consumed.
+    """
 
     first: int
     last: int
@@ -220,8 +232,9 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 class Seeking(msgspec.Struct):
-    """State of a `Seeker`. `left` is the number of messages to send, `ticks` the number of ticks so far, `asked` the latecomers that it has
-    spawned."""
+    """State of a `Seeker`. `left` is the number of messages still to send, `ticks` is the number of ticks so far, and
+    `asked` lists the latecomers that the agent has tried to spawn.
+    """
 
     index: int
     peers: list[str]
@@ -235,9 +248,9 @@ class Seeking(msgspec.Struct):
 
 
 class Seeker(snapline.Agent):
-    """Agent that sends messages to existing and missing agents."""
+    """Agent that sends messages both to existing and to missing agents."""
 
-    on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"  # no handler raises
+    on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"  # no handler raises an exception
     state: Seeking
 
     async def on_start(self, ctx: snapline.Context) -> None:
@@ -284,7 +297,9 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """Workload that accounts for every sent message and requested creation, which must be consumed, in transit or dead-lettered."""
+    """Workload that accounts for every sent message and every requested creation. Each must have been consumed, be in
+    transit, or be a dead letter.
+    """
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -296,7 +311,9 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all messages were sent, and each receiver has consumed all messages after the first one that it consumed."""
+        """Return whether all messages were sent, all spawned latecomers exist, and each receiver has consumed all
+        messages from the first one it consumed onwards.
+        """
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -315,11 +332,12 @@ class AstrayWorkload(Workload):
 
 
 class _Account:
-    """Messages and creations in one cut.
+    """Accounts for the messages and creations in one cut.
 
     Attributes:
-        waiting: for each channel the numbers of messages in transit, in order: those in the channel, then those in the outbox.
-        coming: for each agent the number of requests in transit that create it.
+        waiting: for each channel, the numbers of the messages in transit, in order. Messages in the channel precede
+            messages in the outbox.
+        coming: for each agent, the number of messages in transit that create it.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -337,7 +355,7 @@ class _Account:
         """Return the expected number of dead letters.
 
         Raises:
-            InvariantViolatedError: messages are lost or wrongly numbered.
+            InvariantViolatedError: If messages are lost or wrongly numbered.
         """
         channels = dict(_channels(self.agents))
         for channel in self.waiting:
@@ -351,14 +369,14 @@ class _Account:
         return messages + self._refused()
 
     def _refused(self) -> int:
-        """Return the number of creations that were refused."""
+        """Return how many requested creations were refused."""
         asked = sum(len(state.asked) for state in self.agents.values())
         made = sum(name in self.agents for name in LATECOMERS)
         return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)
 
 
 def spawns_latecomer(index: int, place: int) -> bool:
-    """Return whether the agent with this index spawns the latecomer at this place."""
+    """Return whether the agent with this index tries to spawn the latecomer at this place in `LATECOMERS`."""
     return (index + place) % 3 > 0
 
 
@@ -367,12 +385,12 @@ def _seekers(states: Mapping[str, object]) -> dict[str, Seeking]:
 
 
 def _word(message: object) -> Word:
-    """Return the message as a `Word`. Messages to agents that do not exist yet arrive as plain values."""
+    """Return a message as a `Word`. A message to an agent that does not exist yet is available only as a plain value."""
     return message if isinstance(message, Word) else msgspec.convert(message, Word)
 
 
 def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
-    """Yield every channel on which an agent has sent or consumed messages, with the number of messages sent."""
+    """Yield every channel on which messages were sent or consumed, with the number of messages sent."""
     for agent, state in agents.items():
         for receiver, sent in state.sent.items():
             yield (agent, receiver), sent
@@ -382,10 +400,11 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return the number of messages that must be dead letters: all before the first message that is consumed or in transit.
+    """Return how many of a channel's messages must be dead letters. These are all messages before the first that is
+    consumed or in transit.
 
     Raises:
-        InvariantViolatedError: the numbers are not consecutive.
+        InvariantViolatedError: If the numbers are not consecutive.
     """
     sender, receiver = channel
     heard = agents[receiver].heard.get(sender) if receiver in agents else None
@@ -399,7 +418,7 @@ def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent
 
 
 def make_astray(part: FleetPart) -> Workload:
-    """Return a workload whose agents send to their peers, to a missing agent and to latecomers."""
+    """Return a workload whose agents send messages to their peers, to a missing agent and to latecomers."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     works = shares(part.pattern.messages, part.agents)

@@ -1,19 +1,21 @@
-"""The package's examples as workloads: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
+"""Workloads that run the package's examples: a small PageRank, a bank, orders, and a fleet that causes the domino
+effect.
 
-*PageRank and bank.* Their agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: mass or
-tokens. These checks do not detect swapped messages, or lost messages that carry nothing.
+*PageRank and bank.* The agents keep no ledgers, so a cut is checked only for the quantity that the example conserves:
+mass or tokens. These checks detect neither swapped messages nor lost messages that carry nothing.
 
-*Orders.* Agents wait in steps, fail, leave dead letters, spawn others and stop, and the fleet ends itself. The invariants are computed
-from states, messages, dead letters and spawns, never from what agents report about each other. In every consistent cut, all money is
-accounted for and no order has two outcomes. In a quiet cut, each order has an outcome, each receipt of a completed order has come back,
-and only the fleet's initial agents are left.
+*Orders.* Agents wait in steps, fail, leave dead letters, spawn other agents and stop, and the fleet ends itself. The
+invariants are computed only from states, messages, dead letters and spawn requests, not from what agents report about
+each other. In every consistent cut, all money is accounted for and no order has two outcomes. In a quiet cut, each
+order has an outcome, and the receipt of each completed order has been returned.
 
-*Domino* (`examples/domino.py`). The agents' own checkpoints never form a consistent cut. A counter circulates in each group of two
-agents (if the number of agents is odd, one group has three). An agent takes a checkpoint right after it receives the counter, and
-passes the counter on later, when a timer fires. So each checkpoint includes a message that the previous agent sent after its own last
-checkpoint. Without forced checkpoints, every checkpoint but the first is on a Z-cycle. Under autonomous protocols the scenario's
-trigger is not used, because a checkpoint at any other moment breaks the chain. Under coordinated protocols the agents' own checkpoint
-requests have no effect, and the scenario's trigger is used.
+*Domino* (`examples/domino.py`). The checkpoints that the agents themselves request never form a consistent cut. A
+counter circulates in each group of two agents (if the number of agents is odd, one group has three). An agent takes a
+checkpoint right after it receives the counter, and passes the counter on later, when a timer fires. So each checkpoint
+includes the receipt of a message that the previous agent sent after its own latest checkpoint. Without forced
+checkpoints, every checkpoint except the first is on a Z-cycle. Under an autonomous protocol, the scenario's trigger is
+ignored, because a checkpoint at any other moment would break the chain. Under a coordinated protocol, the agents' own
+checkpoint requests have no effect, and the scenario's trigger applies.
 """
 
 import functools
@@ -45,27 +47,29 @@ if TYPE_CHECKING:
 
 
 SHARDS_MAX = 256
-"""Maximum number of PageRank shards. Each shard reads the whole graph when it is created, so more shards would take minutes."""
+"""Maximum number of PageRank shards. Each shard reads the whole graph when it is created, so with more shards the
+creation would take minutes.
+"""
 
 SEEDS = 2
 
 TELLERS_MAX = 1_000
-"""Maximum number of tellers of the bank, since each teller knows all others."""
+"""Maximum number of tellers in the bank. It is limited because each teller knows all other tellers."""
 
 MODULES_PER_SHARD = 3
 
 TOKENS = 100
-"""Number of tokens with which each teller of the bank starts."""
+"""Number of tokens that each teller in the bank has initially."""
 
 LINES = 2
-"""Number of concurrent transfers per teller."""
+"""Number of transfers per teller that are in progress at the same time."""
 
 
 # -- PageRank ---------------------------------------------------------------------------------------------------------
 
 
 class PagerankWorkload(Workload):
-    """Workload that checks that states and messages together contain all of the mass. The workload always ends."""
+    """Workload that checks that the states and messages together contain the whole mass. This workload always ends."""
 
     def __init__(self, fleet: Fleet, imports: list[list[int]]) -> None:
         super().__init__(fleet, ends=True)
@@ -108,7 +112,9 @@ class PagerankWorkload(Workload):
 
 
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
-    """Return the largest difference from the sequential result, and the largest difference that is allowed."""
+    """Return the largest difference between the shards' ranks and the sequential result, and the largest difference
+    that is allowed.
+    """
     from snapline.examples import forward_push
     from snapline.examples.pagerank import ACCURACY, personalised_pagerank
 
@@ -120,12 +126,12 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 
 
 def make_pagerank(part: FleetPart) -> Workload:
-    """Return a workload whose number of rounds comes closest to the number of messages.
+    """Return a PageRank workload that sends about as many messages as the scenario requests.
 
-    For 0 messages, the workload runs until further rounds would not change the result.
+    If the scenario requests 0 messages, the workload runs until further rounds would not change the result.
 
     Raises:
-        UsageError: NumPy is missing, or there are too few or too many agents.
+        UsageError: If NumPy is missing, or if there are too few or too many agents.
     """
     check_agents(part, most=SHARDS_MAX)
     try:
@@ -153,7 +159,9 @@ def make_pagerank(part: FleetPart) -> Workload:
 
 
 def graph_of(shards: int, messages: int) -> list[list[int]]:
-    """Return the import graph. Each module imports neighbours on both sides, in as many shards as one round's number of messages allows."""
+    """Return the import graph, as a list of imported modules per module. Each module imports its neighbours on both
+    sides. The number of neighbours depends on how many messages one round may send.
+    """
     modules = MODULES_PER_SHARD * shards
     reach = max(1, min(shards // 2, messages // (2 * shards) if messages else shards))
     steps = [step for distance in range(1, reach + 1) for step in (distance, -distance)]
@@ -164,7 +172,9 @@ def graph_of(shards: int, messages: int) -> list[list[int]]:
 
 
 class BankExampleWorkload(Workload):
-    """Workload that checks that all tokens are in accounts or in transit. The states alone do not show whether the workload has ended."""
+    """Workload that checks that all tokens are in accounts or in transit. Whether the work has ended cannot be
+    determined from the states alone.
+    """
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         tokens, expected = bank.tokens_in(cut), TOKENS * len(self.fleet.agents)
@@ -174,7 +184,7 @@ class BankExampleWorkload(Workload):
 
 
 def make_bank_example(part: FleetPart) -> Workload:
-    """Return a bank in which each teller sends at most its share of the messages."""
+    """Return a bank workload in which each teller makes its share of the transfers."""
     check_agents(part, most=TELLERS_MAX)
     messages = part.pattern.messages
     transfers = max(1, round(messages / part.agents)) if messages else -1
@@ -186,21 +196,23 @@ def make_bank_example(part: FleetPart) -> Workload:
 
 
 MESSAGES_PER_ORDER = 6
-"""Number of messages per order: order, job, change, report of the outcome, creation of the receipt, fee."""
+"""Number of messages per order: the order, the job, the change, the report of the outcome, the creation of the receipt,
+and the fee.
+"""
 
 WORKERS_MAX = 64
 
 ENDLESS = 1 << 30
 
 PAUSE_S = 0.02
-"""Time in seconds between two ticks of the planner, if the pattern has no rate."""
+"""Time in seconds between two timer ticks of the planner, if the pattern has no rate."""
 
 
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 
 class OrdersWorkload(Workload):
-    """Workload that checks the money and the outcomes of orders."""
+    """Workload that checks that no money is lost and that orders have correct outcomes."""
 
     def __init__(self, fleet: Fleet, count: int, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
@@ -212,7 +224,9 @@ class OrdersWorkload(Workload):
         return broken or (account.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all orders were planned, each valid order has an outcome, and every receipt has come back."""
+        """Return whether all orders have been planned, each valid order has an outcome, and every receipt has been
+        returned.
+        """
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False
@@ -222,11 +236,11 @@ class OrdersWorkload(Workload):
 
 
 class _Account:
-    """Orders, money and receipts in one cut.
+    """Accounts for the orders, money and receipts in one cut.
 
     Attributes:
-        jobs: amount of each order whose job became a dead letter.
-        papers: number of receipts whose creation is pending or was dead-lettered.
+        jobs: maps each order whose job became a dead letter to the order's amount.
+        papers: number of receipts whose creation is pending or became a dead letter.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -271,7 +285,7 @@ class _Account:
                     pass
 
     def outcomes(self) -> dict[int, int]:
-        """Return the number of outcomes of each order."""
+        """Return how many outcomes each order has."""
         counts = dict(self.plan.done)
         for order in [*self.plan.refused, *self.jobs]:
             counts[order] = counts.get(order, 0) + 1
@@ -301,7 +315,7 @@ def _only(cut: snapline.Cut, kind: type[_State]) -> _State:
 
 
 def make_orders(part: FleetPart) -> Workload:
-    """Return a workload with a planner, a ledger and at least one worker. Each order takes about six messages."""
+    """Return an orders workload with a planner, a ledger and at least one worker. Each order takes about six messages."""
     check_agents(part, most=WORKERS_MAX + 2)
     messages, rate = part.pattern.messages, part.pattern.rate_per_s
     count = max(1, messages // MESSAGES_PER_ORDER) if messages else ENDLESS
@@ -315,14 +329,17 @@ def make_orders(part: FleetPart) -> Workload:
 
 
 PAUSE_NS = 1_000_000
-"""Delay between receiving the counter and passing it on, if there is no rate: longer than a turn, so that the checkpoint falls in
-between."""
+"""Delay between receiving the counter and passing it on, if the pattern has no rate. It is longer than a turn, so that
+the checkpoint is taken during the delay.
+"""
 
 GROUP = 2
 
 
 class PlayerState(Ledger, kw_only=True):
-    """State of a `Player`. `partner` is the agent that receives the counter next, `group` the number of agents in the group."""
+    """State of a `Player`. `partner` is the agent to which this agent passes the counter, and `group` is the number of
+    agents in the group.
+    """
 
     partner: str
     group: int
@@ -352,17 +369,19 @@ class Player(Worker):
         work, state.work = state.work, 0
         self.send(ctx, state.partner, work - 1)
         if work < state.group:
-            ctx.checkpoint()  # this is the agent's last turn: without the checkpoint the recovery line never reaches the end
+            ctx.checkpoint()  # in its last turn, the agent takes a checkpoint; otherwise the recovery line would never include the end
 
 
 class DominoWorkload(LedgerWorkload):
-    """Workload whose agents take no inputs, because another kind of turn would create a recovery line and hide the domino effect."""
+    """Workload whose agents accept no inputs, because other kinds of turns would create a recovery line and hide the
+    domino effect.
+    """
 
     input_of = Workload.input_of
 
 
 def make_domino(part: FleetPart) -> LedgerWorkload:
-    """Return a workload of groups in which the first agent starts with all of the group's work."""
+    """Return a domino workload. In each group, the first agent starts with all of the group's work."""
     check_agents(part)
     groups = lanes_of(part.agents, GROUP)
     works = shares(part.pattern.messages, len(groups))

@@ -1,27 +1,26 @@
-"""Ledgers that every agent of a pattern keeps, so that any cut can be checked from its states and messages alone.
+"""Ledgers that every agent in a pattern keeps. With them, any cut can be checked using only its states and messages.
 
-Theory of operation
--------------------
-*Pairs.* For each receiver, an agent keeps the number of messages sent and a chain: a running checksum over these messages
-in order. For each sender, the agent keeps the same for the messages consumed. Each message carries its number on its
-ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if two conditions hold for every ordered
-pair (s, r). The messages in transit are numbered consumed + 1 … sent, and they extend r's chain of consumed messages to
-s's chain of sent messages. A lost, duplicated, swapped, changed or invented message violates a condition, and so does a
-state of another turn.
+Theory of operation ------------------- *Pairs.* For each receiver, an agent keeps the number of messages sent and a
+*chain*, which is a running checksum over these messages in order. For each sender, the agent keeps the same two values
+for the messages consumed. Each message carries its sequence number on its ordered pair of agents. A cut is consistent,
+with exact channel states (G1, G2), if two conditions hold for every ordered pair (s, r). First, the messages in transit
+are numbered from consumed + 1 to sent. Second, adding them to r's chain of consumed messages yields s's chain of sent
+messages. A message that was lost, duplicated, swapped, changed or invented violates one of these conditions. So does a
+state that belongs to a different turn.
 
-*Work.* Every send costs one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
+*Work.* Every send uses one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
 every consistent cut
 
     messages sent so far + work in states + work in transit = initial work,
 
-and a finished run has sent exactly that number of messages, whatever the order of its events was.
+and a finished run has sent exactly this number of messages, regardless of the order of events.
 
-*Timers.* An agent has at most one timer, and its state records whether the timer is set. A cut must hold as many timers as the states
-record.
+*Timers.* An agent has at most one timer, and its state records whether the timer is set. A cut must contain as many
+timers as its states record.
 
-A chain is a polynomial modulo 2**48 over checksums of messages. Chains do not protect against deliberate forgery.
+A chain is a polynomial, modulo 2**48, over the messages' checksums. It does not protect against deliberate forgery.
 
-*Inputs* of simulated clients (`Nudge`) cause a turn but change no state.
+*Inputs* from simulated clients (`Nudge`) cause a turn but do not change the state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,15 +32,17 @@ import msgspec
 import snapline
 
 RAISES = 0.75
-"""Probability that a handler that may raise does so. Three attempts usually end in a dead letter, and retrying the dead letter usually
-succeeds."""
+"""Probability that a handler that may raise an exception does so. Usually, all three attempts fail and the input
+becomes a dead letter, but retrying the dead letter succeeds.
+"""
 
 
 class Nudge(snapline.Message, frozen=True):
-    """Input of a client; the `serial`-th one.
+    """Input from a client, which is the client's `serial`-th.
 
     Attributes:
-        raises: whether the handler raises most of the time, so that the input becomes a dead letter that may succeed when it is retried.
+        raises: whether the handler usually fails. The input then becomes a dead letter, which may succeed when it is
+            retried.
         speaks: whether the handler also emits an output with `ctx.emit`.
     """
 
@@ -51,10 +52,11 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """Handle the input. Every answer is unique, which distinguishes a reverted answer from a valid answer.
+        """Handle the input and answer it. Every answer is unique, so a reverted answer can be distinguished from a
+        valid answer.
 
         Raises:
-            ValueError: `raises` is set and the random draw selected a failure.
+            ValueError: If `raises` is set and the random draw selects a failure.
         """
         if self.raises and ctx.random() < RAISES:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
@@ -65,7 +67,7 @@ class Nudge(snapline.Message, frozen=True):
 
 
 class Echoed(snapline.Message, frozen=True):
-    """Output that a nudge causes. No two outputs have the same bytes, not even in different histories."""
+    """Output that a `Nudge` causes. No two outputs have the same bytes, not even in different histories."""
 
     client: str
     serial: int
@@ -73,33 +75,36 @@ class Echoed(snapline.Message, frozen=True):
 
 
 class Echo(snapline.Message, frozen=True):
-    """Answer to a nudge."""
+    """Answer to a `Nudge`."""
 
     serial: int
     draw: float
 
 
 FOREVER = 10**12
-"""Work of an agent that never finishes: practically infinite, but sums stay exact in 64 bits."""
+"""Amount of work for an agent that never finishes. It is practically infinite, but small enough that sums are exact in
+64 bits.
+"""
 
 UNKNOWN = -1
-"""Chain of a pair of agents after one of them has stopped."""
+"""Stands for the chain of a pair of agents of which one has stopped."""
 
 _CHAIN_MASK = (1 << 48) - 1
 _FACTOR = 0x9E3779B1
 
 Channel = tuple[str, str]
-"""Sender and receiver."""
+"""Sender and receiver of a channel."""
 
 
 class Parcel(snapline.Message, frozen=True, gc=False):
-    """A message between agents of a pattern.
+    """A message between agents in a pattern.
 
     Attributes:
-        id: the sender's name and the number of messages it has sent to all receivers; unique within a history.
-        number: position on its ordered pair of agents, from 1.
+        id: the sender's name, and the number of messages that the sender has sent to all receivers together. Unique
+            within a history.
+        number: sequence number on the ordered pair of agents, counted from 1.
         work: units of work that the message carries.
-        filler: padding up to the requested size.
+        filler: padding of the requested size.
     """
 
     id: str
@@ -109,24 +114,27 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """Value of the fields that the chain covers in addition to id and number; subclasses add their own fields."""
+        """Number that represents the fields that the chain covers in addition to `id` and `number`. Subclasses include
+        their own fields.
+        """
         return self.work
 
 
 class Tick(snapline.Message, frozen=True):
-    """Timer message of an agent to itself, after which the agent continues its work."""
+    """Message that an agent's timer delivers to the agent, which then continues its work."""
 
 
 class Tally(msgspec.Struct, array_like=True, gc=False):
-    """Count and chain of the messages of one ordered pair so far, as one of its two agents knows them."""
+    """Count and chain of the messages on one ordered pair of agents so far, as recorded by one of the two agents."""
 
     count: int = 0
     chain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Settings that all agents of a fleet share. `pause_ns` is the delay of the timer; 0 means no timer, so that agents continue at
-    once."""
+    """Settings that all agents in a fleet share. `pause_ns` is the timer's delay. 0 means that no timer is used and
+    agents continue at once.
+    """
 
     agents: int
     payload_bytes: int
@@ -137,8 +145,8 @@ class Ledger(msgspec.Struct, kw_only=True):
     """Base class of the agents' states.
 
     Attributes:
-        sends, takes: numbers of messages sent and consumed so far.
-        work: number of messages that the agent still has to send or to delegate.
+        sends, takes: number of messages sent so far, and number consumed so far.
+        work: number of messages that the agent must still send or delegate.
         is_ticking: whether the agent's timer is set.
     """
 
@@ -153,19 +161,23 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 class Worker(snapline.Agent):
-    """Base class of agents with ledgers. Handlers spend work: a send with `work=w` uses w + 1 units of the sender's work."""
+    """Base class of agents with ledgers. Sending a message with `work=w` uses w + 1 units of the sender's work, which
+    handlers must subtract.
+    """
 
-    # A handler raises only before its first action, so no turn has to be undone and no state is captured before a turn.
+    # A handler raises an exception only before its first action. So no turn needs to be undone, and no state needs to
+    # be
+    # captured before a turn.
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"
     state: Ledger
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input; the handler changes no state."""
+        """Handle a client's input without changing the state."""
         message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
-        """Send one message and record it in the ledger. `more` holds the additional fields of `kind`."""
+        """Send a message, and record it in the ledger. `more` contains the additional fields of `kind`."""
         state = self.state
         tally = state.sent.get(to)
         if tally is None:
@@ -177,7 +189,7 @@ class Worker(snapline.Agent):
         ctx.send(to, parcel)
 
     def take(self, ctx: snapline.Context, parcel: Parcel) -> None:
-        """Record a consumed message in the ledger. The caller keeps the message's work or passes it on."""
+        """Record a consumed message in the ledger. The caller must keep the message's work or pass it on."""
         state = self.state
         tally = state.got.get(ctx.sender)
         if tally is None:
@@ -187,26 +199,27 @@ class Worker(snapline.Agent):
         tally.chain = chained(tally.chain, parcel)
 
     def tick(self, ctx: snapline.Context, pause_ns: int = 0) -> None:
-        """Set the timer unless it is already set. `pause_ns` is a delay that replaces the shared setting."""
+        """Set the timer unless it is already set. A nonzero `pause_ns` replaces the shared delay."""
         if not self.state.is_ticking:
             self.state.is_ticking = True
             ctx.set_timer("tick", (pause_ns or self.state.plan.pause_ns) / 1e9, Tick())
 
 
 def chained(chain: int, parcel: Parcel) -> int:
-    """Return the chain after one more message."""
+    """Return the chain after adding a message."""
     checksum = crc32(parcel.id.encode()) + (parcel.number << 20) + parcel.content
     return (chain * _FACTOR + checksum) & _CHAIN_MASK
 
 
 class CutContents(msgspec.Struct):
-    """Contents of a cut, or of the fleet at the end of a run.
+    """Contents of a cut, or of the whole fleet at the end of a run.
 
     Attributes:
         states: state of each agent.
-        transit: for each pair the messages in transit, in order: those in the channel, then those in the sender's outbox.
-        parked: for each pair the number of these messages that are still in the outbox.
-        creations: for each agent the number of messages in transit that create it.
+        transit: for each pair, the messages in transit, in order. Messages in the channel precede messages in the
+            sender's outbox.
+        parked: for each pair, how many of the messages in transit are still in the sender's outbox.
+        creations: for each agent, the number of messages in transit that create it.
         timers: number of timers that are set.
     """
 
@@ -218,14 +231,14 @@ class CutContents(msgspec.Struct):
 
 
 class InvariantViolatedError(Exception):
-    """An invariant of a workload does not hold; the text is one sentence with the evidence."""
+    """Raised if an invariant of a workload is violated. The text is one sentence that contains the evidence."""
 
 
 def contents_of(cut: snapline.Cut) -> CutContents:
-    """Return the contents of a cut, sorted by agent and pair.
+    """Return the contents of a cut, grouped by agent and by pair.
 
     Raises:
-        InvariantViolatedError: the cut holds a state or message that no pattern's agent can have produced.
+        InvariantViolatedError: If the cut contains a state or message that no agent in a pattern can have produced.
     """
     books = CutContents(states_of(cut.states), {}, {}, {}, cut.timers)
     waiting: list[tuple[Channel, Parcel]] = []
@@ -245,14 +258,16 @@ def contents_of(cut: snapline.Cut) -> CutContents:
 
 
 def _note_creation(books: CutContents, agent: str, *, is_late: bool) -> None:
-    """Count a creation. The agent's creator must not send messages to the agent before the creation."""
+    """Count a message that creates an agent. `is_late` means that its sender has an earlier message to the agent in
+    transit, which is an error.
+    """
     if is_late:
         raise InvariantViolatedError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
 
 
 def _parcel(channel: Channel, message: object) -> Parcel:
-    """Return the message as a parcel. Messages to agents that do not exist yet arrive as plain values."""
+    """Return a message as a `Parcel`. A message to an agent that does not exist yet is available only as a plain value."""
     if isinstance(message, Parcel):
         return message
     try:
@@ -264,10 +279,10 @@ def _parcel(channel: Channel, message: object) -> Parcel:
 
 
 def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
-    """Return the states after checking that they are ledgers.
+    """Return the states after checking that each state is a `Ledger`.
 
     Raises:
-        InvariantViolatedError: a state has another type.
+        InvariantViolatedError: If a state has another type.
     """
     ledgers: dict[str, Ledger] = {}
     for agent in states:
@@ -279,14 +294,16 @@ def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
 
 
 def check_members(books: CutContents, agents: Iterable[str]) -> None:
-    """Check that every agent of the fleet has a state."""
+    """Check that each of these agents has a state."""
     for agent in agents:
         if agent not in books.states:
             raise InvariantViolatedError(f"{agent} has no state")
 
 
 def check_pairs(books: CutContents) -> None:
-    """Check for each ordered pair: sent = consumed + in transit, with the right numbers and contents, in order."""
+    """Check for each ordered pair that the messages sent are those consumed plus those in transit, with the correct
+    numbers and contents, in order.
+    """
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)
     for agent, state in books.states.items():
@@ -316,7 +333,9 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
 
 
 def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) -> None:
-    """Check that no work was lost or created."""
+    """Check that no work was lost or created. `sends_of_departed` is the number of messages sent by agents that have
+    stopped.
+    """
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
@@ -333,7 +352,9 @@ def check_timers(books: CutContents) -> None:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divide `total` into integer parts that differ by at most one, larger parts first. A total of 0 means endless work."""
+    """Divide `total` into integer parts that differ by at most one, with the larger parts first. If `total` is 0, each
+    part is `FOREVER`.
+    """
     if not total:
         return [FOREVER] * parts
     least, rest = divmod(total, parts)

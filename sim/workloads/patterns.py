@@ -1,4 +1,4 @@
-"""Catalogue of the traffic patterns, by name."""
+"""Catalogue of the traffic patterns."""
 
 import importlib
 from collections.abc import Callable
@@ -71,21 +71,24 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "pagerank": ("example_fleets:make_pagerank", "the example: PageRank of a small graph; mass is conserved"),
     "bank-example": ("example_fleets:make_bank_example", "the example: tokens change hands; their sum is conserved"),
 }
-"""For each name: module:function that creates the pattern, and description. The module is imported on use, because some load NumPy."""
+"""Maps each pattern's name to the "module:function" that creates the workload, and to the pattern's description. A
+module is imported only when it is used, because some modules load NumPy.
+"""
 
 PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PATTERNS.items()}
-"""Description of each pattern, by name."""
+"""Each pattern's description, by the pattern's name."""
 
 
 def make_workload(fleet: FleetPart) -> Workload:
-    """Return the workload of a scenario: one of the patterns, or a user's own fleet without known invariants.
+    """Return a scenario's workload: one of the patterns, or the user's own fleet.
 
-    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` also counts messages of the whole
-    fleet: a pattern sends exactly this number, or the closest number that completes all items, calls or rounds.
+    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` is the number of messages in the
+    whole fleet. A pattern sends exactly this number, or the closest number with which all items, calls or rounds are
+    complete.
 
     Raises:
-        UsageError: the pattern does not exist, or has too few or too many agents.
-        FleetDefinitionError: the trigger does not fit the protocol, or the user's fleet cannot be loaded.
+        UsageError: If the pattern does not exist, or if it does not support the number of agents.
+        FleetDefinitionError: If the trigger is not valid for the protocol, or if the user's fleet cannot be loaded.
     """
     if fleet.module:
         own = load_fleet(fleet.module, fleet.arguments)
@@ -101,7 +104,7 @@ def make_workload(fleet: FleetPart) -> Workload:
 
 @cache
 def takes_inputs(pattern: str) -> bool:
-    """Return whether the agents of a pattern take inputs from clients."""
+    """Return whether a pattern's agents accept inputs from clients."""
     return make_workload(FleetPart(pattern=PatternPart(name=pattern))).takes_inputs
 
 

@@ -1,12 +1,13 @@
-"""Paying patterns: orders that are paid at an external service, with two effects each.
+"""Paying pattern. Agents pay for orders at an external service, with two effects per order.
 
-Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Later orders request the seat
-of an earlier order: a refunded seat is paid again, and a seat that could not be refunded is taken over.
+Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Some orders request the
+seat of an earlier order. If that seat was refunded, it is paid for again; if it could not be refunded, it is taken
+over.
 
-The service is a stub (`Fleet(simulate=…)`), so its state survives crashes of hosts. The service may answer late, never, or
-only after it has acted. The service accepts keys, refuses late requests for refunded payments, and keeps its own ledger,
-which must agree with the agents' states. For one order the service refuses refunds for a while, and operators retry them. For
-another order the service pays, but reports a failure.
+The service is a stub (`Fleet(simulate=…)`), so its state survives host crashes. Its answers may be late or lost, or
+report a failure although the call was executed. The service accepts keys, refuses late requests for payments that were
+refunded, and keeps its own ledger, which must agree with the agents' states. For one order, the service refuses the
+refund for a while, and an operator retries it. For another order, the service makes the payment but reports a failure.
 """
 
 import contextlib
@@ -22,20 +23,22 @@ from snapline.sim.workloads.ledger import Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
-"""Kinds of orders. `STANDS` succeeds, `CANCELLED` is undone, `FAILS` fails permanently. `TAKES_OVER` takes over the
-seat of the failed order before it. `AGAIN` is cancelled, then its seat is paid again. The last order of each agent
-always succeeds, because no order follows it."""
+"""Kinds of orders. `STANDS` succeeds, `CANCELLED` is undone, and `FAILS` fails permanently. `TAKES_OVER` takes over the
+seat of the failed order before it. `AGAIN` is cancelled, and then its seat is paid for again. Each agent's last order
+always succeeds, because no order follows it.
+"""
 
 PARTS = ("seat", "hotel")
 UNDO = "/undo"
-"""Suffix of the key of a compensation."""
+"""Suffix of a compensation's key."""
 
 MESSAGES_OF_AN_ORDER = 8
-"""Number of messages per order: the `Go` message, and the requests to the service with their answers."""
+"""Number of messages per order: the `Go` message, and the requests to the service together with their answers."""
 
 SHUT_CALLS = 4
-"""Number of consecutive calls in which the service refuses to refund a failed order's seat: all attempts in a row. Then an operator
-retries."""
+"""Number of consecutive calls in which the service refuses to refund a failed order's seat. It equals the number of
+automatic attempts; after that, an operator retries the refund.
+"""
 
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
@@ -48,8 +51,8 @@ class PayerState(msgspec.Struct):
     """State of a `Payer` agent.
 
     Attributes:
-        ended: outcome of each order: "paid"; "seat" (only the seat is paid); "cancelled"; "stuck" (a refund failed); or "mixed"
-            (one key was used for two different payments).
+        ended: each order's outcome: "paid", "seat" (only the seat was paid), "cancelled", "stuck" (a refund failed), or
+            "mixed" (one key was accepted for two different payments).
     """
 
     index: int
@@ -64,15 +67,16 @@ class FullError(Exception):
 class Shop:
     """External payment service.
 
-    A discarded history may have made a payment that the current history requests later under the same key. Then that
-    payment is the newest of the current history, although it was made first. So of two valid payments, one is known to be
-    newer only if it was made after the last request for the other, and under the same plan.
+    A discarded history may have made a payment that the current history later requests under the same key. Then this
+    payment is the newest in the current history, although it was made first. So one valid payment is known to be newer
+    than another only if it was made after the last request for the other payment and under the same plan.
 
     Attributes:
-        done: receipt of each key.
-        paid: key under which each (order, part) is paid.
-        refusals: number of refused refunds of each key.
-        asked: for each key the values of `len(done)` at its first and last request, and the plan of the host that made the last one.
+        done: maps each key to its receipt.
+        paid: maps each (order, part) to the key under which it is paid.
+        refusals: maps each key to the number of refunds refused under it.
+        asked: maps each key to `len(done)` at its first and at its last request, and to the plan of the host that made
+            the last request.
     """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
@@ -114,21 +118,22 @@ class Shop:
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """Probe a key and return its receipt. A probe counts as a request, because the payment becomes the newest one of the turn that
-        takes it over."""
+        """Probe a key, and return its receipt, or None if it has none. A probe counts as a request, because it lets a
+        turn take the payment over as its newest.
+        """
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the stubs by function name, for the simulator."""
+        """Return the service's stubs, by function name."""
         names: dict[str, Callable[..., Any]] = {}
         for part in PARTS:
             names |= {part: self.pay, f"{part}/undo": self.undo, f"{part}/probe": self.find}
         return names
 
     def standing(self, order: str) -> list[str]:
-        """Return the parts of an order that are paid and have not been refunded."""
+        """Return the parts of an order that have been paid and not refunded."""
         return [part for part in PARTS if (order, part) in self.paid]
 
 
@@ -137,12 +142,12 @@ def _never(*args: object, key: str) -> str | None:
 
 
 def give_back(order: str, part: str, *, key: str) -> None:
-    """Refund a payment; the simulator calls a stub instead."""
+    """Refund a payment. The simulator calls a stub instead."""
     _never(key=key)
 
 
 class Payer(snapline.Agent):
-    """Agent that pays orders; see the module docstring."""
+    """Agent that pays for orders. See the module docstring."""
 
     state: PayerState
 
@@ -166,19 +171,19 @@ class Payer(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input: wait, and change no state."""
+        """Handle a client's input after a wait, without changing the state."""
         await ctx.sleep(0.001)
         message.take(ctx)
 
     async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
-        """Pay all parts of an order, or none."""
+        """Pay for all parts of an order, or for none. Return the order's outcome."""
         try:
             async with ctx.saga("order"):
                 for part in parts:
                     await self._pay(ctx, order, part)
                 if is_full:
                     raise FullError
-                await self._pay(ctx, order, PARTS[0])  # already paid
+                await self._pay(ctx, order, PARTS[0])  # this part is already paid
                 if not await self._is_refused(ctx, order):
                     return "mixed"
         except (FullError, snapline.EffectFailedError) as error:
@@ -186,14 +191,14 @@ class Payer(snapline.Agent):
         return "paid" if parts == PARTS else "seat"
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
-        """Return whether an effect with other arguments is rejected under a key that is already used."""
+        """Return whether an effect is rejected if it has a key that was already used with different arguments."""
         with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
         return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
-        """Pay a part of an order. The first part uses a probe and an explicit key; the other part uses neither."""
+        """Pay for a part of an order. The first part has a probe and an explicit key; the other part has neither."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -210,23 +215,26 @@ class Payer(snapline.Agent):
 
 
 def kind_of(order: int, orders: int) -> int:
-    """Return the kind of an order."""
+    """Return the kind of the order with this number, among an agent's `orders` orders."""
     return STANDS if order == orders - 1 else order % 5
 
 
 def refuses_refund(order: str) -> bool:
-    """Return whether the service refuses for a while to refund the order's seat. Only one order is refused, since that takes half a
-    minute."""
+    """Return whether the service refuses to refund the order's seat for a while. It does so for only one order, because
+    each refusal takes half a minute.
+    """
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def hides_success(order: str, part: str) -> bool:
-    """Return whether the service pays but always reports a failure. Only one order is affected, since that is slow."""
+    """Return whether the service makes the payment but always reports a failure. Only one order is affected, because
+    this is slow.
+    """
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
-    """Workload that checks the rules of payments. `shop` is the external service of the current run."""
+    """Workload that checks that agents and service agree on all payments. `shop` is the current run's external service."""
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
@@ -241,7 +249,9 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service agrees with all orders that have ended in a cut, since no recovery undoes them."""
+        """Check that the service agrees with all orders that have ended in the cut. This must hold, because no recovery
+        undoes what a cut contains.
+        """
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }
@@ -262,7 +272,9 @@ class PayingWorkload(Workload):
         return None
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
-        """Check failed orders, unless a dead letter reports a failed compensation. Seats are checked with later orders."""
+        """Check that failed orders were refunded, unless their agent has a dead letter from a failed compensation.
+        Seats are checked with later orders.
+        """
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -271,7 +283,9 @@ class PayingWorkload(Workload):
         return None
 
     def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
-        """Check an order. A failed order's seat is checked with the order that takes it over."""
+        """Check that the service agrees with an order's outcome. A failed order's seat is checked with the order that
+        takes the seat over.
+        """
         name = f"{agent}.{order - (kind == TAKES_OVER)}"
         checked_parts = PARTS[:1] if kind == TAKES_OVER else PARTS
         standing = [part for part in self.shop.standing(name) if part in checked_parts]
@@ -285,7 +299,7 @@ class PayingWorkload(Workload):
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:
-    """Return a fleet whose orders take about the scenario's number of messages."""
+    """Return a workload whose orders take about as many messages as the scenario requests."""
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
     workload = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)

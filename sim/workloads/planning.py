@@ -1,9 +1,11 @@
-"""Planning pattern: durable turns of steps, calls, sleeps and messages, which a failure may interrupt anywhere.
+"""Planning pattern. Durable turns consist of steps, calls, sleeps and messages, and a failure may interrupt them
+anywhere.
 
-Agents form a row, and each agent executes one plan after another. For each plan the agent calls its neighbour on the right,
-which answers between its own plans, so no cycle of waiting agents forms. Steps are logged. The value of a plan is known in
-advance, so every cut shows whether a plan was lost, executed twice, or resumed with another history. A cut contains the state
-from before the current plan, so no cut may show a half-executed plan.
+The agents form a row, and each agent executes one plan after another. For each plan, the agent calls its right
+neighbour, which answers while it executes its own plan. Because the agents form a row, they never wait for each other
+in a cycle. Steps are logged. Each plan's value is known in advance, so every cut shows whether a plan was lost,
+executed twice, or resumed with a different history. A cut contains an agent's state from before its current plan, so no
+cut may show a partly executed plan.
 """
 
 import functools
@@ -17,26 +19,30 @@ from snapline.sim.workloads.ledger import Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0
-"""Time limit in seconds of waits that certainly end, longer than any run. Time limits are tested with a message that never arrives."""
+"""Time limit in seconds for waits that certainly end. It is longer than any run. Expiring time limits are tested with a
+message that never arrives.
+"""
 
 DRAWS = 1_000_000
-"""Upper bound of the number drawn for an answer, large enough to distinguish histories."""
+"""Upper bound of the random number in an answer. It is large enough to distinguish histories."""
 
 MESSAGES_OF_A_PLAN = 5
-"""Number of messages per plan: `Go`, hint, call, note and answer."""
+"""Number of messages per plan: the `Go` message, the hint, the call, the note and the answer."""
 
 REFUSED, NOBODY = 11, 13
-"""Value of an unanswered call for a plan: `REFUSED` if the called turn fails permanently, `NOBODY` if the called agent does not exist."""
+"""Value that an unanswered call adds to a plan: `REFUSED` if the called turn fails permanently, and `NOBODY` if the
+called agent does not exist.
+"""
 
 
 class Go(snapline.Message):
-    """Message that begins the plan with number `plan`."""
+    """Message that starts the plan with this number."""
 
     plan: int
 
 
 class Hint(snapline.Message):
-    """Announcement of a new plan, sent with the first step."""
+    """Message that announces a new plan to the right neighbour."""
 
 
 class Ask(snapline.Message):
@@ -44,10 +50,11 @@ class Ask(snapline.Message):
 
 
 class Answer(snapline.Message):
-    """Answer of a neighbour.
+    """Answer to a neighbour's call.
 
     Attributes:
-        done: number of plans that the answering agent has completed; may differ if the call is repeated after a recovery.
+        done: number of plans that the answering agent has completed. It may differ if the call is repeated after a
+            recovery.
         draw: random number that differs for each answer.
     """
 
@@ -61,7 +68,7 @@ class Note(snapline.Message):
 
 
 class Told(snapline.Message):
-    """Output of planners. `place` differs within a plan, `draw` between histories."""
+    """Output of a `Planner`. `place` distinguishes the outputs of a plan, and `draw` differs between histories."""
 
     agent: str
     plan: int
@@ -70,7 +77,7 @@ class Told(snapline.Message):
 
 
 class Refuse(snapline.Message):
-    """Request whose turn fails permanently."""
+    """Request whose handler fails permanently."""
 
 
 class Never(snapline.Message):
@@ -81,9 +88,9 @@ class PlannerState(msgspec.Struct):
     """State of a `Planner` agent.
 
     Attributes:
-        half: values computed so far for the current plan; empty between plans.
-        asked, hinted: numbers of the plans for which the left neighbour made a call, and sent a hint.
-        told: random numbers in the answers to the left neighbour.
+        half: values computed so far in the current plan. Empty between plans.
+        asked, hinted: number of calls and number of hints received from the left neighbour.
+        told: random numbers in the answers sent to the left neighbour.
         heard: sum of the random numbers in the right neighbour's answers.
     """
 
@@ -100,27 +107,27 @@ class PlannerState(msgspec.Struct):
 
 
 def double(number: int) -> int:
-    """Double a number. This step raises an exception for every fifth number."""
+    """Double a number. This step fails for every fifth number."""
     if number % 5 == 4:
         raise ValueError("too much")
     return 2 * number
 
 
 def worth(plan: int, *, has_neighbour: bool) -> int:
-    """Return the value that a plan must have."""
+    """Return the value that a completed plan must have."""
     steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
     of_neighbour = plan + 1 + 3 * plan + (REFUSED if plan % 5 == 1 else 0) if has_neighbour else 0
     return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
 
 
 def _check_same(found: int, wanted: int) -> None:
-    """Compare a step's result with the value that its turn has read. A result from another history would differ."""
+    """Check that a step's result equals the value that its turn has seen. A result from another history would differ."""
     if found != wanted:
         raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
 
 
 class Planner(snapline.Agent):
-    """Agent that executes plans; see the module docstring."""
+    """Agent that executes plans. See the module docstring."""
 
     state: PlannerState
     stumbled = -1
@@ -163,12 +170,14 @@ class Planner(snapline.Agent):
             ctx.send(ctx.agent, Go(self.state.done))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
-        """Emit outputs for some plans, in the middle and at the end of the plan."""
+        """Emit an output if the plan is one of every three. Called in the middle and at the end of the plan."""
         if plan % 3 == 0:
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
     def _stumble(self, plan: int) -> None:
-        """Fail every third plan once per lifetime of this object, so that the plan is retried from its journal."""
+        """Fail once in every third plan, so that the plan is retried from its journal. This agent object does not fail
+        again in the same plan.
+        """
         if plan % 3 == 2 and self.stumbled != plan:
             self.stumbled = plan
             raise RuntimeError("stumbled")
@@ -200,7 +209,9 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Answer a call. Every second note is sent before the answer, so that the caller must defer the note."""
+        """Answer a call and send a note. Every second time, the note is sent before the answer, so the caller must
+        defer it.
+        """
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)
@@ -213,7 +224,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input: execute a step, and change no state."""
+        """Handle a client's input by executing a step, without changing the state."""
         await self._look(message.serial, ctx)
         message.take(ctx)
 
@@ -227,7 +238,7 @@ class Planner(snapline.Agent):
 
 
 class PlanningWorkload(Workload):
-    """Workload that checks the rules of plans."""
+    """Workload that checks that each plan was executed exactly once, with the correct value."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         return nudge(client, serial, choose)
@@ -263,7 +274,7 @@ class PlanningWorkload(Workload):
 
 
 def make_planning(part: FleetPart) -> PlanningWorkload:
-    """Return a fleet whose plans take about the scenario's number of messages."""
+    """Return a workload whose plans take about as many messages as the scenario requests."""
     check_agents(part)
     plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
     make = functools.partial(_planner, part.agents, plans)

@@ -1,20 +1,22 @@
-"""Agents that are created and stop: permanent agents (landlords) spawn short-lived agents (lodgers), one after the other.
+"""Spawning pattern. Permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
 
-Each lodger lives as follows. Its landlord spawns the lodger and, in the same turn, sends it a token and introduces it to a
-neighbour, which is another landlord. The neighbour sends tokens to the lodger too; the neighbour's first message may arrive
-before the lodger exists. The lodger answers every token. Landlord and neighbour each send it `TOKENS` tokens, waiting for the
-answer before the next token. After the last answer the lodger stops, and no agent sends messages to it again. The neighbour
-then notifies the landlord, which spawns the next lodger.
+The life of a lodger is as follows. Its landlord spawns the lodger. In the same turn, the landlord sends the lodger a
+token, and introduces the lodger to a neighbour, which is another landlord. The neighbour also sends tokens to the
+lodger; its first token may be sent before the lodger exists. The lodger answers every token. Landlord and neighbour
+each send the lodger `TOKENS` tokens, and wait for each answer before they send the next token. After the last answer,
+the lodger stops, and no agent sends messages to it again. When the neighbour has received its last answer, it notifies
+the landlord. When both have finished with the lodger, the landlord spawns the next lodger.
 
-A stopped lodger has no state in a cut, but the number of messages that it sent and consumed is known: `TOKENS` on each pair.
-So the ledgers of landlord and neighbour can still be checked, except for the chain. A lodger without a state is in one of
-these conditions:
+A stopped lodger has no state in a cut, but it is known how many messages the lodger has sent and consumed: `TOKENS` on
+each pair. So the ledgers of landlord and neighbour can still be checked, except for the chains. A lodger without a
+state is in one of these conditions:
 
-- *unborn* if the message that creates it is in transit,
-- *wanted* if its landlord's first token to it is still in the outbox, because the spawn waits for the coordinator,
+- *unborn* if the message that creates the lodger is in transit,
+- *wanted* if the landlord's first token to the lodger is still in the outbox, because the coordinator has not granted
+  the spawn yet,
 - *gone* otherwise.
 
-An agent that has received a lodger's last answer removes the lodger from its state, so that states stay small.
+When an agent has received a lodger's last answer, it removes the lodger from its state, so that states stay small.
 """
 
 import functools
@@ -44,22 +46,24 @@ from snapline.sim.workloads.ledger import (
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 TOKENS = 2
-"""Number of tokens that landlord and neighbour each send to a lodger."""
+"""Number of tokens that a lodger receives from its landlord, and from its landlord's neighbour."""
 
 PER_LODGER = 4 * TOKENS + 2
-"""Number of messages per lodger: tokens and answers, and one message each way between landlord and neighbour."""
+"""Number of messages per lodger: tokens, answers, and one message in each direction between landlord and neighbour."""
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """Message to a lodger, which answers it. A token carries the work for the answer."""
+    """Message that a lodger answers. It carries the work for the answer."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
-    """Answer of a lodger."""
+    """A lodger's answer to a token."""
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message that introduces a lodger to the neighbour. The message carries the work for the neighbour's tokens."""
+    """Message from a landlord that introduces a lodger to the neighbour. It carries the work for the neighbour's
+    tokens.
+    """
 
     lodger: str = ""
 
@@ -69,19 +73,20 @@ class Introduction(Parcel, frozen=True, gc=False):
 
 
 class Farewell(Parcel, frozen=True, gc=False):
-    """Message to the landlord that the neighbour has finished with the lodger."""
+    """Message that notifies the landlord that the neighbour has finished with the lodger."""
 
 
 class LandlordState(Ledger, kw_only=True):
-    """State of a landlord. `serial`: number of lodgers spawned. `awaited`: how many of landlord and neighbour have not finished with the
-    last lodger."""
+    """State of a landlord. `serial` is the number of lodgers spawned so far. `awaited` is the number of agents
+    (landlord and neighbour) that have not finished with the latest lodger.
+    """
 
     serial: int = 0
     awaited: int = 0
 
 
 class Landlord(Worker):
-    """Agent that spawns lodgers, and sends tokens to its own lodgers and those of its neighbour."""
+    """Agent that spawns lodgers, and sends tokens to its own lodgers and to its neighbour's lodgers."""
 
     state: LandlordState
 
@@ -120,7 +125,9 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """Record that landlord or neighbour has finished with the lodger. After both have finished, spawn the next lodger."""
+        """Record that landlord or neighbour has finished with the lodger. When both have finished, spawn the next
+        lodger if work is left.
+        """
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -150,7 +157,7 @@ class Landlord(Worker):
 
 
 class Lodger(Worker):
-    """Agent that answers tokens and stops after its last answer."""
+    """Agent that answers tokens, and stops after its last answer."""
 
     state: Ledger
 
@@ -163,22 +170,22 @@ class Lodger(Worker):
 
 
 def lodger_of(landlord: str, serial: int) -> str:
-    """Return the id of a landlord's lodger with this number."""
+    """Return the id of the landlord's lodger with this number."""
     return f"{landlord}-{serial}"
 
 
 def landlord_of(lodger: str) -> str:
-    """Return the landlord that spawned a lodger."""
+    """Return the id of the landlord that spawned a lodger."""
     return lodger.partition("-")[0]
 
 
 def serial_of(lodger: str) -> int:
-    """Return the lodger's number at its landlord, counted from 1."""
+    """Return the number of a lodger among its landlord's lodgers, counted from 1."""
     return int(lodger.partition("-")[2])
 
 
 class SpawningWorkload(LedgerWorkload):
-    """Workload that checks the ledgers of existing, unborn and stopped agents."""
+    """Workload that checks ledgers even if agents are not created yet or have stopped."""
 
     def check_contents(self, books: CutContents) -> None:
         check_members(books, self.fleet.agents)
@@ -196,9 +203,10 @@ class SpawningWorkload(LedgerWorkload):
 
 
 class _Lodgers:
-    """Adds lodgers to the books that have stopped or that agents no longer record, so that both ends of every pair are present.
+    """Adds the missing ledger entries of lodgers to a cut's contents, so that both ends of every pair are present.
+    Entries are missing if a lodger has stopped, or if agents have removed the lodger from their states.
 
-    The states may belong to live agents, so all changes are made to copies.
+    The states may belong to live agents, so only copies are changed.
     """
 
     def __init__(self, books: CutContents, landlords: list[str]) -> None:
@@ -212,7 +220,7 @@ class _Lodgers:
                 self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
-        """Fill in both ends of every lodger's pairs, and return the number of lodgers that have stopped."""
+        """Fill in both ends of every lodger's pairs. Return the number of lodgers that have stopped and have no state."""
         for agent in self.books.states:
             self._check_known(agent)
         for agent in self.books.creations:
@@ -245,13 +253,15 @@ class _Lodgers:
             raise InvariantViolatedError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Complete a lodger that has run its last turn and is still in the cut, but that landlord and neighbour no longer record."""
+        """Complete the pairs of a lodger that has taken its last turn and still has a state in the cut, although
+        landlord and neighbour have removed it.
+        """
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
 
     def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
-        """Complete the last lodger of a landlord."""
+        """Complete the pairs of a landlord's latest lodger."""
         phase = self._phase(lodger, landlord, neighbour)
         if phase == "gone":
             self.departed += 1
@@ -265,7 +275,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """Return, for each message in transit from landlord to neighbour, whether the message introduces the lodger."""
+        """Return, for each message in transit from landlord to neighbour, whether it introduces the lodger."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 
@@ -274,7 +284,9 @@ class _Lodgers:
             return "there"
         if self.books.creations.get(lodger):
             return "unborn"
-        # A turn that spawns holds back its sends, both token and introduction, until the spawn is granted.
+        # A turn that spawns an agent holds back all its messages, here the token and the introduction, until the spawn
+        # is
+        # granted.
         parked = self.books.parked
         tokens = self.books.transit.get((landlord, lodger), [])
         held = self._introductions(lodger, landlord, neighbour)[-parked.get((landlord, neighbour), 1) :]
@@ -283,7 +295,9 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """Restore the tallies of a landlord or neighbour that has received the lodger's last answer."""
+        """Restore the entries for a lodger in the ledger of a landlord or neighbour that has received the lodger's last
+        answer.
+        """
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)
@@ -294,7 +308,7 @@ def _whole(*guardians: str) -> dict[str, Tally]:
 
 
 def make_spawning(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet with as many lodgers as the number of messages allows, at least one."""
+    """Return a workload with about as many lodgers as the requested number of messages allows, but at least one."""
     check_agents(part)
     messages = part.pattern.messages
     lodgers = max(1, round(messages / PER_LODGER)) if messages else 0

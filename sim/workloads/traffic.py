@@ -1,23 +1,27 @@
-"""Traffic patterns: producers driven by timers, rounds without a barrier, and requests with replies.
+"""Traffic patterns: timer-driven producers, rounds without a barrier, and requests with replies.
 
-*Producers.* A source has a stock of work. At each tick the source sends `batch` messages, until the stock is used up. Each message
-carries the work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS`
-per message. Since a source gets no answers, it would otherwise send everything in one turn.
+*Producers.* A source starts with an amount of work. At each timer tick, the source sends `batch` messages, until its
+work is used up. Each message carries the work for its further hops (none if the receiver does not forward it). If the
+pattern has no rate, a source waits `SOURCE_PAUSE_NS` per message; without this pause, it would send everything in one
+turn, because it gets no answers.
 
-- pipeline: lanes of stages; an item goes from the first stage to the last.
-- cyclic: the stages after the first form a loop that an item passes `LOOPS` times.
-- skewed: the shares of the sources decrease like 1/1, 1/2, 1/3 … (Zipf). All sources take the same time, and most
-  messages go to the first agents.
-- bursts: each source sends `BURST` messages at once to random peers, then pauses `BURST` times as long as for one message.
+- pipeline: the agents form lanes of stages. An item passes from the first stage to the last.
+- cyclic: in each lane, the stages after the first form a loop. An item passes the loop `LOOPS` times.
+- skewed: the sources' shares of the messages decrease like 1/1, 1/2, 1/3 … (Zipf). All sources finish at about the same
+  time, and most messages go to the first agents.
+- bursts: each source sends `BURST` messages at once to random peers, and then pauses `BURST` times as long as after one
+  message.
 
-*Rounds*: all-to-all, and a grid whose agents exchange borders. In each round, an agent sends one message to every receiver. An agent
-begins round n + 1 when it has consumed n messages from every sender. A message of a later round may arrive early; it counts when its
-round begins. (The local synchroniser of Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
+*Rounds* are used by all-to-all, and by a grid whose agents exchange borders. In each round, an agent sends one message
+to each of its receivers. It begins round n + 1 when it has consumed n messages from each of its senders. A message that
+belongs to a later round may arrive early; it counts when that round begins. (This is the local synchroniser from
+Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 
-*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. A call of agent i goes to
-i + 1, which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and the same number of replies. A message's work encodes
-the progress of the call: the work starts at 2 * depth messages, and each hop uses one. Each agent has up to `WINDOW` calls in progress,
-and begins the next call when one has returned.
+*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. For
+example, agent i calls i + 1, which calls i + 2, which answers i + 1, which answers i. This takes `DEPTH` requests and
+the same number of replies. The work that a message carries encodes the progress of the call: it starts at 2 * depth,
+and each hop uses one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call when a call has
+returned.
 """
 
 import functools
@@ -41,22 +45,23 @@ from snapline.sim.world.kernel import SECOND_NS
 SOURCE_PAUSE_NS = 1_000_000
 
 STAGES = 8
-"""Minimum number of agents in a lane if there are several lanes."""
+"""Minimum number of agents per lane if there are several lanes."""
 
 LOOPS = 3
 
 BURST = 8
 
 SKEW_SHARES_MAX = 1_000
-"""Rank from which on shares no longer decrease, so that large fleets do not need an enormous sum of shares."""
+"""Rank from which shares no longer decrease. Otherwise, the last sources of a large fleet would get hardly any share."""
 
 
 class SourceState(Ledger, kw_only=True):
-    """State of an agent, including its role.
+    """State of a `Source`.
 
     Attributes:
-        peers: receivers of the agent's messages; only one if the route is fixed.
-        item: units of work per message that the agent originates, including the send; 0 if the agent is no source.
+        peers: receivers of the agent's messages. If the route is fixed, there is only one.
+        item: units of work that the agent spends per message that it originates, including the send. 0 if the agent
+            originates no messages.
         batch: number of messages to send per tick.
         pause_ns: time between ticks.
         is_skewed: whether the agent prefers its first peers.
@@ -70,7 +75,7 @@ class SourceState(Ledger, kw_only=True):
 
 
 class Source(Worker):
-    """Agent that sends when its timer fires, and forwards messages that carry work."""
+    """Agent that sends messages when its timer fires, and forwards messages that carry work."""
 
     state: SourceState
 
@@ -90,7 +95,7 @@ class Source(Worker):
             self.send(ctx, self.route(ctx), message.work - 1)
 
     def produce(self, ctx: snapline.Context) -> None:
-        """Send one batch, and set the timer if work is left."""
+        """Send a batch of messages, and set the timer if work is left."""
         state = self.state
         for _ in range(min(state.batch, state.work // state.item)):
             state.work -= state.item
@@ -111,32 +116,32 @@ class Source(Worker):
 
 
 def make_lanes(part: FleetPart) -> LedgerWorkload:
-    """Return a pipeline or a cyclic dataflow, in which the first agent of each lane is the source."""
+    """Return a pipeline or a cyclic dataflow. In each lane, the first agent is the source."""
     check_agents(part)
     lanes = lanes_of(part.agents, STAGES)
     hops = [hops_of(part.pattern.name, lane) for lane in lanes]
     budgets = shares(part.pattern.messages, len(lanes))
     works = [max(1, round(budget / hop)) * hop for budget, hop in zip(budgets, hops, strict=True)]
-    # Every message of a source causes `hop` messages in total, so a source sends less often to keep the rate.
+    # Every item from a source causes `hop` messages in total, so a source sends items less often to keep the rate.
     pauses = [pause_ns(part, hop * len(lanes)) or SOURCE_PAUSE_NS for hop in hops]
     make = functools.partial(_stage, part.pattern.name, plan_of(part, 0), lanes, hops, works, pauses)
     return LedgerWorkload(make_fleet(part, make), total=sum(works), ends=part.pattern.messages > 0)
 
 
 def hops_of(pattern: str, lane: range) -> int:
-    """Return the number of messages that one item causes."""
+    """Return how many messages one item causes in a lane."""
     return (len(lane) - 1) * (LOOPS if pattern == "cyclic" else 1)
 
 
 def _stage(
     pattern: str, plan: Plan, lanes: list[range], hops: list[int], works: list[int], pauses: list[int], index: int
 ) -> Source:
-    place = min(len(lanes) - 1, (index + 1) * len(lanes) // plan.agents)  # estimate, at most one too high
+    place = min(len(lanes) - 1, (index + 1) * len(lanes) // plan.agents)  # an estimate, which is at most one too high
     while index not in lanes[place]:
         place -= 1
     lane = lanes[place]
     following = index + 1
-    if following == lane.stop:  # the end of a pipeline passes nothing on; the end of a loop sends to its first stage
+    if following == lane.stop:  # a pipeline ends here; a loop returns to its first stage
         following = lane.start + (1 if pattern == "cyclic" and len(lane) > 2 else 0)
     state = SourceState(plan=plan, index=index, peers=[name_of(following)])
     if index == lane.start:
@@ -148,7 +153,9 @@ def _stage(
 
 
 def make_skewed(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet of sources with Zipf-distributed shares. The largest source sends at the normal pace, the others more slowly."""
+    """Return a workload whose sources have Zipf-distributed shares. Without a rate, the source with the largest share
+    sends at the normal pace, and all other sources send more slowly.
+    """
     check_agents(part)
     works = skewed_shares(part.pattern.messages, part.agents)
     rate = part.pattern.rate_per_s
@@ -158,7 +165,7 @@ def make_skewed(part: FleetPart) -> LedgerWorkload:
 
 
 def skewed_shares(messages: int, agents: int) -> list[int]:
-    """Divide `messages` into integer shares like 1/1, 1/2, 1/3 …; the remainder goes to the first share."""
+    """Divide `messages` into integer shares that decrease like 1/1, 1/2, 1/3 …. The remainder goes to the first share."""
     weights = [FOREVER // min(place, SKEW_SHARES_MAX) for place in range(1, agents + 1)]
     if not messages:
         return weights
@@ -180,7 +187,7 @@ def _skewed(plan: Plan, works: list[int], duration_ns: int, index: int) -> Sourc
 
 
 def make_bursts(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet whose agents all send bursts at about the same time."""
+    """Return a workload whose agents all send their bursts at about the same time."""
     check_agents(part)
     works = shares(part.pattern.messages, part.agents)
     pause = BURST * (pause_ns(part, part.agents) or SOURCE_PAUSE_NS)
@@ -197,12 +204,15 @@ def _bursting(plan: Plan, works: list[int], pause: int, index: int) -> Source:
 
 
 RECEIVERS_MAX = 64
-"""Maximum number of receivers of an agent in an endless all-to-all. Otherwise the number of messages per round sets the limit."""
+"""Maximum number of receivers per agent in an endless all-to-all. If the number of messages is limited, it determines
+the number of receivers.
+"""
 
 
 class RoundState(Ledger, kw_only=True):
-    """State of a `RoundWorker`. `round`: rounds begun so far. `senders`: number of senders. `arrived`: senders whose message of this round
-    was consumed."""
+    """State of a `RoundWorker`. `round` is the number of rounds begun so far. `senders` is the number of agents that
+    send to this agent. `arrived` is the number of senders whose message for the current round was consumed.
+    """
 
     peers: list[str]
     senders: int
@@ -211,7 +221,7 @@ class RoundState(Ledger, kw_only=True):
 
 
 class RoundWorker(Worker):
-    """Agent that begins a round when all its senders have begun the previous one."""
+    """Agent that begins a round when it has consumed the previous round's messages from all its senders."""
 
     state: RoundState
 
@@ -251,8 +261,9 @@ class RoundWorker(Worker):
 
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet whose agents send to all others; in large fleets, to as many of the following agents as the number of messages
-    allows."""
+    """Return a workload whose agents send to all other agents. In a large fleet, each agent sends only to as many of
+    the next agents as the number of messages allows.
+    """
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -263,7 +274,9 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet whose agents have four neighbours each, fewer at the border. The last row may be incomplete."""
+    """Return a workload whose agents form a grid. Each agent has four neighbours, or fewer at the border. The last row
+    may be incomplete.
+    """
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])
@@ -273,7 +286,9 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
-    """Return the closest number of rounds, at least one. For 0 messages, return a practically endless number."""
+    """Return the number of rounds that comes closest to `messages`, but at least one. If `messages` is 0, return a
+    practically infinite number.
+    """
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
 
@@ -301,15 +316,16 @@ WINDOW = 2
 
 
 class CallerState(Ledger, kw_only=True):
-    """State of a `Caller`. `depth`: number of servers in a call's chain. `returned`: number of answered calls whose next call waits for the
-    timer."""
+    """State of a `Caller`. `depth` is the number of servers in a call's chain. `returned` is the number of answered
+    calls after which the next call waits for the timer.
+    """
 
     depth: int
     returned: int = 0
 
 
 class Caller(Worker):
-    """Agent that is both client and server of calls."""
+    """Agent that both makes calls and serves calls."""
 
     state: CallerState
 
@@ -351,7 +367,7 @@ class Caller(Worker):
 
 
 def make_calls(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that makes complete calls only, at least one."""
+    """Return a workload that makes only complete calls, but at least one."""
     check_agents(part)
     depth = min(DEPTH, part.agents - 1)
     calls = max(1, round(part.pattern.messages / (2 * depth))) if part.pattern.messages else 0

@@ -1,25 +1,29 @@
-"""Tokens that walk along a topology (ring, star, tree, random graph or clusters), and variants of the random walk.
+"""Walk patterns. Tokens walk along a topology (ring, star, tree, random graph or clusters). Several variants extend the
+random walk.
 
-Each agent starts with `TOKENS` tokens and divides its share of the work among them. An agent that receives a token with
-work left passes the token on at once, with one unit less. A token without work ends at its receiver. If the pattern has a
-rate, the agent pools the work of its tokens and passes one token on whenever its timer fires. The division of work among
-tokens then depends on the order of events, but the sum does not.
+Each agent starts with `TOKENS` tokens and divides its share of the work among them. When an agent receives a token that
+has work left, it passes the token on at once, with one unit of work less. A token without work ends at its receiver. If
+the pattern has a rate, an agent pools the work of its tokens, and passes one token on whenever its timer fires. In this
+case, the division of the work among tokens depends on the order of events, but the sum does not.
 
 *Bank* (`make_bank`). Tokens carry money. The sum of all money never changes.
 
-*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the
-first seconds. Half of the rollbacks give a reason that occurs again. When such a reason occurs the second time, the agent stops and
-an operator rolls the fleet back; after that the agent may request a rollback again. A rollback undoes the turn that requested it, so
-the ledgers stay correct.
+*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back
+(`ctx.rollback`) in the first seconds. Half of the rollback requests give a reason that recurs. When such a reason
+occurs for the second time, the request is refused and the agent is blocked, until an operator rolls the fleet back.
+After that, the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay
+correct.
 
-*Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the
-fleet continues. This pattern tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third
-token is passed on at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
+*Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns execute steps. A turn waits for its
+step while the rest of the fleet continues. This pattern tests what happens if a checkpoint, freeze, recovery plan or
+stop reaches an agent that is waiting in a turn. Every third token is passed on at once, so that turns with and without
+steps are mixed. Half of the clients' inputs start a durable turn.
 
-*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The history grows, drops old records, and some of its records are edited. The table is an array of several chunks, and a turn
-changes a few bytes of it. So checkpoints have parts, epochs refer to chunks of earlier epochs, and packs are shared. The
-pattern thus tests `storage/` under all faults. In every cut, the ledger's count of consumed messages, the table's sum and
-the history's latest records must agree.
+*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The
+history grows and drops old records, and some of its records are edited. The table is an array that consists of several
+chunks, and a turn changes only a few bytes of it. So checkpoints consist of parts, epochs refer to chunks from earlier
+epochs, and packs are shared. This tests `storage/` under all faults. In every cut, the ledger's count of consumed
+messages, the sum over the table, and the history's latest records must agree.
 """
 
 import functools
@@ -45,13 +49,13 @@ from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents
 from snapline.sim.world.kernel import START_OF_TIME_NS
 
 TOKENS = 2
-"""Number of tokens that each agent starts, and so the number of its messages in transit at once."""
+"""Number of tokens that each agent starts. It determines how many messages are in transit at the same time."""
 
 DEGREE = 4
-"""Maximum number of neighbours of an agent in large graphs, which keeps states small."""
+"""Maximum number of neighbours of an agent in a large random graph. A small number keeps states small."""
 
 ALL_MOST = 9
-"""Maximum number of agents with a complete random graph."""
+"""Maximum number of agents for which the random graph is complete."""
 
 CLUSTER = 4
 """Number of agents in a cluster."""
@@ -60,12 +64,13 @@ ACROSS = 0.125
 """Probability that a token leaves its cluster."""
 
 MONEY = 100
-"""Initial money of each agent of the bank."""
+"""Each bank agent's initial amount of money."""
 
 
 class WalkerState(Ledger, kw_only=True):
-    """State of a `Walker`. `peers`: receivers of tokens. `turn`: index of the last receiver used. `waiting`: number of tokens that wait for
-    the timer."""
+    """State of a `Walker`. `peers` lists the receivers of tokens. `turn` is the index of the receiver that was used
+    last. `waiting` is the number of tokens that wait for the timer.
+    """
 
     peers: list[str]
     turn: int = 0
@@ -73,7 +78,7 @@ class WalkerState(Ledger, kw_only=True):
 
 
 class Walker(Worker):
-    """Agent that passes its tokens to its peers, one after the other."""
+    """Agent that passes its tokens to its peers in turn."""
 
     state: WalkerState
 
@@ -101,7 +106,7 @@ class Walker(Worker):
             self.tick(ctx)
 
     def receive(self, ctx: snapline.Context, message: Parcel) -> None:
-        """Pass the token on if it has work left."""
+        """Pass a token on if it has work left, at once or when the timer fires."""
         if not message.work:
             return
         if not self.state.plan.pause_ns:
@@ -152,7 +157,7 @@ class Transfer(Parcel, frozen=True, gc=False):
 
 
 class Account(WalkerState, kw_only=True):
-    """State of a `Teller`. `money` is the balance, which is never below 0. The sum over the bank never changes."""
+    """State of a `Teller`. `money` is the balance, which is never negative. The sum over the whole bank never changes."""
 
     money: int
 
@@ -175,7 +180,7 @@ class Teller(RandomWalker):
 
 
 class BankWorkload(LedgerWorkload):
-    """Workload that checks that the money in accounts and in transit equals the initial amount."""
+    """Workload that checks that the money in accounts and in transit adds up to the initial amount."""
 
     def check_contents(self, books: CutContents) -> None:
         super().check_contents(books)
@@ -194,12 +199,12 @@ class BankWorkload(LedgerWorkload):
 
 
 def ring_peers(index: int, agents: int) -> list[str]:
-    """Return the next agent in the ring."""
+    """Return the receiver in a ring, which is the next agent."""
     return [name_of((index + 1) % agents)]
 
 
 def star_peers(index: int, agents: int) -> list[str]:
-    """Return the receivers in a star: all leaves for agent 0, which is the hub, and the hub for every other agent."""
+    """Return the receivers in a star. Agent 0 is the hub and sends to all leaves; every other agent sends to the hub."""
     return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
 
 
@@ -210,7 +215,9 @@ def tree_peers(index: int, agents: int) -> list[str]:
 
 
 def random_peers(index: int, agents: int) -> list[str]:
-    """Return all other agents, or a few pseudorandom ones. The next agent is always included, so that every agent can be reached."""
+    """Return the receivers in a random graph: all other agents in a small fleet, otherwise a few pseudorandom agents.
+    The next agent is always included, so that every agent can be reached.
+    """
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -218,7 +225,7 @@ def random_peers(index: int, agents: int) -> list[str]:
 
 
 def cluster_peers(index: int, agents: int) -> list[str]:
-    """Return the other agents of the cluster and one agent of the next cluster (if there is only one cluster: the next agent)."""
+    """Return the receivers in a cluster: all other agents in the same cluster, and one agent in the next cluster."""
     size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
     first = index - index % size
     inside = [other for other in range(first, min(first + size, agents)) if other != index]
@@ -228,7 +235,7 @@ def cluster_peers(index: int, agents: int) -> list[str]:
 
 
 def scattered(number: int) -> int:
-    """Return a pseudorandom number (the finalizer of splitmix64)."""
+    """Return a pseudorandom number computed from `number` by the finalizer of splitmix64."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -249,7 +256,7 @@ _WALKS: dict[str, tuple[type[Walker], Peers]] = {
 
 
 def make_walk(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that passes tokens along one of the topologies."""
+    """Return a workload that passes tokens along one of the topologies."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_walker, part.pattern.name, _plan(part), work)
@@ -257,7 +264,7 @@ def make_walk(part: FleetPart) -> LedgerWorkload:
 
 
 def make_bank(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that passes tokens with money."""
+    """Return a workload that passes tokens that carry money."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_teller, _plan(part), work)
@@ -265,7 +272,9 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """Return the shared settings. In a star, only the hub limits the rate, because the hub sends every other message."""
+    """Return the settings that all agents share. In a star, only the hub limits the rate, because it sends every second
+    message.
+    """
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 
@@ -280,14 +289,16 @@ def _teller(plan: Plan, work: list[int], index: int) -> Teller:
 
 
 ASKS = 0.02
-"""Probability that an agent that receives a token requests a rollback."""
+"""Probability that an agent requests a rollback when it receives a token."""
 
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which agents request no rollback. Agents do not remember a rollback, so this limit ensures that a run ends."""
+"""Wall-clock time on a host after which agents no longer request rollbacks. Agents do not remember rollbacks, so this
+limit ensures that a run ends.
+"""
 
 
 class Returner(RandomWalker):
-    """Agent that consumes a token and sometimes requests a rollback."""
+    """Agent that sometimes requests a rollback when it consumes a token."""
 
     on_error = "undo"
     state: WalkerState
@@ -302,7 +313,7 @@ class Returner(RandomWalker):
 
 
 def make_returning(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that passes tokens on a random graph and sometimes rolls back."""
+    """Return a workload that passes tokens on a random graph and sometimes rolls the fleet back."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
@@ -316,15 +327,15 @@ def _returner(plan: Plan, work: list[int], index: int) -> Returner:
 
 
 AT_ONCE_EVERY = 3
-"""One token in this number is consumed without steps."""
+"""One token in three is consumed without steps."""
 
 
 LOOKS = 2
-"""Number of steps of a durable turn."""
+"""Number of steps in a durable turn."""
 
 
 class Look(snapline.Message, frozen=True):
-    """The `serial`-th input of a client: a request to look something up and answer."""
+    """Input that requests an answer after some steps. It is the client's `serial`-th input."""
 
     client: str
     serial: int
@@ -337,7 +348,7 @@ class StepperState(WalkerState, kw_only=True):
 
 
 class Stepper(RandomWalker):
-    """Agent that takes up to two steps before it consumes a token."""
+    """Agent that executes up to two steps before it consumes a token."""
 
     on_error = "undo"
     state: StepperState
@@ -351,13 +362,15 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. A recovery continues or restarts the turn; in either case the agent answers exactly once."""
+        """Handle a client's input. After a recovery, the turn continues or restarts; in both cases, the agent answers
+        exactly once.
+        """
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 
 class SteppingWorkload(LedgerWorkload):
-    """Workload of tokens and of durable turns; the durable turns change no state."""
+    """Workload with tokens and with durable turns. The durable turns do not change the state."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1
@@ -365,7 +378,7 @@ class SteppingWorkload(LedgerWorkload):
 
 
 def make_stepping(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that passes tokens on a random graph and takes steps."""
+    """Return a workload that passes tokens on a random graph and executes steps."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)
@@ -378,7 +391,7 @@ def _stepper(plan: Plan, work: list[int], index: int) -> Stepper:
 
 try:
     import numpy as np
-except ImportError:  # NumPy is an extra; `make_memory` reports that it is missing
+except ImportError:  # NumPy is an optional dependency; `make_memory` reports an error if it is missing
     np = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -387,22 +400,25 @@ else:
     Array = object if np is None else np.ndarray
 
 TABLE_LENGTH = 25_000
-"""Number of 64-bit values in the table: 200 KB, four chunks."""
+"""Number of 64-bit values in the table. The table takes 200 KB, which are four chunks."""
 
 KEPT = 30
-"""Number of records that the history keeps; older records are dropped."""
+"""Number of records that the history keeps. Older records are dropped."""
 
 
 class Seen(snapline.Message):
-    """Record of a consumed message. `take` is its number among the consumed messages. `content` is its content, or 0 after an edit."""
+    """Record of a consumed message. `take` is the message's number among the consumed messages. `content` is the
+    message's content, or 0 after the record was edited.
+    """
 
     take: int
     content: int
 
 
 class MemoryState(WalkerState, kw_only=True):
-    """State of a `Rememberer`. `seen`: records of the latest messages. `table`: array in which each consumed message increments one
-    element."""
+    """State of a `Rememberer`. `seen` contains records of the latest messages. `table` is an array in which each
+    consumed message increments one element.
+    """
 
     seen: snapline.History[Seen]
     table: Array
@@ -445,7 +461,7 @@ def _check(agent: str, state: MemoryState) -> None:
 
 
 def make_memory(part: FleetPart) -> LedgerWorkload:
-    """Return a fleet that passes tokens on a random graph and records each consumed token."""
+    """Return a workload that passes tokens on a random graph and records each consumed token."""
     if np is None:
         raise UsageError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
     check_agents(part)

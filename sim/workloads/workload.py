@@ -1,21 +1,21 @@
-"""Workload of a simulated fleet: its end condition, its invariants over cuts, and its CPU costs.
+"""Workload of a simulated fleet: the fleet, its end condition, its invariants over cuts, and its CPU costs.
 
-Theory of operation
--------------------
-The workload of a pattern checks ledgers (`LedgerWorkload`); for a user's fleet, the user provides inputs and
-invariants.
+Theory of operation ------------------- The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's
+fleet, the user provides inputs and invariants.
 
-*Inputs* of a user's fleet under test are a list, a function that generates them, or a file with one input per line. An input is
-`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`; a message may be `(type, fields)`. A line of a file is
-a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
+*Inputs* for a user's fleet are given as a list, as a function that generates them, or as a file with one input per
+line. An input is `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`, and a message may be
+`(type, fields)`. Each line in a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order",
+"fields": {"number": 7}}`.
 
-*Invariants* of a user may be added to any workload (`CheckedWorkload`). The invariant is called for every complete cut, after the
-simulator's oracles have verified that the cut is consistent. `at_end` is called with the final states of an idle fleet. Idleness is a
-stable property, which the simulator detects in a complete cut without activity. Both functions return one of these results:
+*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The invariant is called for every
+complete cut, after the simulator's oracles have verified that the cut is consistent. `at_end` is called with the final
+states when the fleet is idle. Idleness is a stable property, which the simulator detects in a complete cut without
+activity. Both functions may have one of these results:
 
-- None, a true value or "": the invariant holds.
-- A sentence, a false value or a failed `assert`: a violation.
-- Any other exception: the run is "broken", because the invariant gave no answer.
+- None, a true value or "" means that the invariant holds.
+- A sentence, a false value or a failed `assert` means that the invariant is violated.
+- Any other exception makes the run "broken", because the function did not decide.
 """
 
 import copy
@@ -60,14 +60,14 @@ from snapline.sim.world.kernel import SECOND_NS
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Costs of work in virtual time, in nanoseconds.
+    """CPU costs of a host's work, in nanoseconds of virtual time.
 
     Attributes:
-        turn_ns: cost of a turn: one plain handler call and its share of the overhead.
-        batch_ns: cost of one pass over all other pending events.
-        capture_ns: fixed cost of capturing one agent's state (measured: 2.5 ms for fifty agents).
-        capture_byte_ns: additional capture cost of each byte of the state.
-        send_ns: cost of sending a message under a logged protocol: the sender's log entry and the protocol's stamp.
+        turn_ns: cost of a turn: one call of a plain handler, and the turn's share of the overhead.
+        batch_ns: cost of handling one batch of all other pending events.
+        capture_ns: fixed cost of capturing an agent's state (measured: 2.5 ms for fifty agents).
+        capture_byte_ns: additional cost of capturing each byte of the state.
+        send_ns: cost of sending a message under a logged protocol, for the sender's log entry and the protocol's stamp.
     """
 
     turn_ns: int = 20_000
@@ -77,7 +77,9 @@ class Costs(msgspec.Struct, frozen=True):
     send_ns: int = 0
 
     def for_messages(self, times: int) -> "Costs":
-        """Return the costs for messages that each represent this number of real messages, including their share of images."""
+        """Return the costs in a run in which each message represents `times` real messages. The images grow by the same
+        factor.
+        """
         return msgspec.structs.replace(
             self,
             turn_ns=times * self.turn_ns,
@@ -87,37 +89,43 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 OWN_TURN_NS = 1_000_000
-"""Cost of a turn of a user's fleet. With a lower cost, two agents on a host would take tens of thousands of useless turns between
-faults."""
+"""Cost of a turn in a user's fleet. With a lower cost, two agents on the same host would take tens of thousands of
+useless turns between faults.
+"""
 
 PERIOD_MAX_S = 1.0
-"""Longest checkpoint period of a user's fleet. A run lasts a few seconds of virtual time, and only its cuts are checked."""
+"""Maximum checkpoint period in a user's fleet. A run lasts only a few seconds of virtual time, and invariants are
+checked only in its cuts.
+"""
 
 PERIOD_S = 0.5
-"""Checkpoint period of a fleet with manual checkpoints, since the simulator has no operator who requests checkpoints."""
+"""Checkpoint period of a fleet with manual checkpoints. In the simulator, there is no operator who requests
+checkpoints.
+"""
 
 Make = Callable[[int], snapline.Agent]
 
 Choose = Callable[[str, int], int]
-"""Function that gets a choice name and n, and draws a number from 0 to n - 1; 0 is the benign choice."""
+"""Function that takes a choice's name and n, and draws a number from 0 to n - 1. Zero is the benign choice."""
 
 RAISES_ONE_IN = 8
-"""One input in this number has a handler that usually raises an exception."""
+"""The handler of one input in eight usually fails."""
 
 
 class Workload:
-    """Fleet and its invariants. This base class has no invariants.
+    """A fleet and its invariants. This base class has no invariants.
 
     Attributes:
-        fleet: the fleet, with the scenario's protocol and trigger. The world decides when a run ends.
-        ends: whether `is_done` becomes true eventually.
-        costs: CPU costs of work on the hosts.
-        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`), so that an operator handles refused ones.
-        was_rolled_back: whether the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world
-            sets this flag before it calls `check_end`.
-        failure: traceback of an invariant that raised an unexpected exception; "" if there is none.
-        calling_plan: recovery plan of the host whose call a stub is answering.
-        inputs: the user's inputs, which replace `input_of`; None if the user provides no inputs.
+        fleet: the fleet to run.
+        ends: whether `is_done` eventually becomes true.
+        costs: CPU costs of the hosts' work.
+        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`). If so, an operator handles the rollbacks
+            that are refused.
+        was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because
+            bytes of the epoch were lost. The flag is set before `check_end` is called.
+        failure: traceback of the unexpected exception that an invariant raised, or "" if there was none.
+        calling_plan: recovery plan that the host followed when it made the call that a stub is answering.
+        inputs: the user's inputs, which replace `input_of`. None if the user provides no inputs.
     """
 
     requests_rollbacks = False
@@ -131,39 +139,48 @@ class Workload:
         self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Return a sentence that describes a violation in a cut, or None if there is none."""
+        """Return a sentence that describes a violation in the cut, or None if there is no violation."""
         return None
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
-        """Return a client's `serial`-th input to an agent, or None if the agent takes no inputs. No two inputs may have the same bytes."""
+        """Return a client's `serial`-th input, which is for this agent, or None if the agent accepts no inputs. No two
+        inputs may have the same bytes.
+        """
         return None
 
     @property
     def takes_inputs(self) -> bool:
-        """Return whether agents of this fleet take inputs from clients."""
+        """Return whether the fleet's agents accept inputs from clients."""
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether no agent will take another turn, because nothing is left to send or consume and no timer is set."""
+        """Return whether no agent will take another turn, because no message is left to send or consume and no timer is
+        set.
+        """
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
-        """Return a sentence that describes a violation in the final states of a fleet that `is_done`, or None if there is none."""
+        """Return a sentence that describes a violation in the final states, or None if there is no violation. Called
+        when `is_done` is true.
+        """
         return None
 
 
 def user_workload(fleet: Fleet, every: str = "") -> Workload:
-    """Return a workload for a user's fleet without known invariants. `every` is a checkpoint period that replaces the fleet's triggers."""
+    """Return a workload for a user's fleet, without invariants. If `every` is not "", it is the checkpoint period, and
+    replaces the fleet's triggers.
+    """
     copied = copy.copy(fleet)  # do not change the user's object
     copied.triggers = user_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
 
 
 def user_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
-    """Return the triggers of a user's fleet, with periods limited to `PERIOD_MAX_S`.
+    """Return the triggers of a user's fleet, with periods of at most `PERIOD_MAX_S`. If `every` is not "", it is the
+    period instead.
 
     Raises:
-        UsageError: `every` is not a duration.
+        UsageError: If `every` is not a duration.
     """
     if every:
         return (snapline.Every(duration_ns(every) / SECOND_NS),)
@@ -181,7 +198,9 @@ def _quick(trigger: Single) -> Single:
 
 
 class UserWorkload(Workload):
-    """Workload for a fleet about which nothing is known except that it becomes idle eventually. The work is done when the fleet is idle."""
+    """Workload for a fleet about which nothing is known except that it eventually becomes idle. The work is done when
+    the fleet is idle.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, ends=True)
@@ -191,10 +210,10 @@ class UserWorkload(Workload):
 
 
 class LedgerWorkload(Workload):
-    """Workload of agents that keep ledgers (`ledger.py`).
+    """Workload whose agents keep ledgers (`ledger.py`).
 
     Attributes:
-        total: amount of initial work, which equals the number of messages that the agents will have sent at the end.
+        total: initial amount of work, which equals the number of messages that the agents will have sent at the end.
     """
 
     def __init__(self, fleet: Fleet, *, total: int, ends: bool) -> None:
@@ -215,7 +234,7 @@ class LedgerWorkload(Workload):
         """Check all invariants of the ledgers.
 
         Raises:
-            InvariantViolatedError: an invariant does not hold.
+            InvariantViolatedError: If an invariant is violated.
         """
         check_members(books, self.fleet.agents)
         check_pairs(books)
@@ -241,24 +260,26 @@ class LedgerWorkload(Workload):
 
 
 def nudge(client: str, serial: int, choose: Choose) -> Nudge:
-    """Return the input that most patterns use. Such an input causes a turn and an answer."""
+    """Return an input of the kind that most patterns use. It causes a turn and an answer."""
     return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
-    """Return the fleet of a pattern. `make` creates the agent with a given index. Triggers in `own` replace the scenario's trigger."""
+    """Return a pattern's fleet. `make` creates the agent with a given index. If `own` is not None, its triggers replace
+    the scenario's trigger.
+    """
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
 
 
 def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
-    """Return a fleet of the same agents with another protocol and trigger.
+    """Return a fleet with the same agents, but with the scenario's protocol and trigger.
 
-    The returned fleet has no `stop_when`, which needs epochs. The fleet ends when it is idle.
+    The returned fleet has no `stop_when`, because `stop_when` needs epochs. The run ends when the fleet is idle.
 
     Raises:
-        FleetDefinitionError: the trigger does not fit the protocol.
+        FleetDefinitionError: If the trigger is not valid for the protocol.
     """
     return Fleet(
         fleet.name,
@@ -272,10 +293,11 @@ def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
 
 
 def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
-    """Return the scenario's trigger as the fleet's constructor takes it. The fleet rejects a trigger that does not fit its protocol.
+    """Return the scenario's trigger in the form that the constructor of `Fleet` accepts. The constructor rejects a
+    trigger that is not valid for the protocol.
 
     Raises:
-        UsageError: a value is invalid.
+        UsageError: If a value is invalid.
     """
     match trigger.kind:
         case "period":
@@ -289,21 +311,23 @@ def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
 
 
 def plan_of(part: FleetPart, pause_ns: int) -> Plan:
-    """Return the settings that all agents share."""
+    """Return the settings that all agents in a pattern share."""
     return Plan(part.agents, part.pattern.payload_bytes, pause_ns)
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """Return the pause of each sender after a message that keeps all `senders` together at the message rate; 0 if there is no rate."""
+    """Return how long each of `senders` agents must pause after a message, so that all together keep the message rate.
+    Return 0 if the pattern has no rate.
+    """
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
 
 def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
-    """Check that the pattern supports the number of agents.
+    """Check that the pattern supports the scenario's number of agents.
 
     Raises:
-        UsageError: there are too few or too many agents.
+        UsageError: If there are too few or too many agents.
     """
     if part.agents < least:
         raise UsageError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} needs at least {least}")
@@ -312,7 +336,7 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
 
 
 def lanes_of(agents: int, length: int) -> list[range]:
-    """Divide the agents into lanes of at least about `length` agents. If there are fewer agents, they form one lane."""
+    """Divide the agents into lanes of at least `length` agents. If there are fewer agents, they form one lane."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]
 
@@ -320,7 +344,9 @@ def lanes_of(agents: int, length: int) -> list[range]:
 # -- a user's inputs ----------------------------------------------------------------------------------------------------
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
-"""Inputs that a test provides. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""
+"""Inputs that a test provides. A function takes either no argument or a `random.Random`. A string is "module:name" or a
+file path.
+"""
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 
@@ -329,7 +355,7 @@ GENERATED_INPUTS_MAX = 100
 
 
 class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Input that one line of an input file describes."""
+    """The input described by one line of an input file."""
 
     agent: str
     type: str
@@ -341,11 +367,15 @@ class GivenInputs:
     """Inputs that a test provides for a fleet.
 
     Attributes:
-        count: number of inputs; None if unknown, because a function generates them.
+        count: number of inputs. None if the number is unknown, because a function generates the inputs.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        """Raises UsageError: `inputs` has no valid form."""
+        """Accept inputs in any of their forms.
+
+        Raises:
+            UsageError: If `inputs` has no valid form.
+        """
         self.count: int | None = None
         self._make: MakeInputs
         match inputs:
@@ -371,16 +401,16 @@ class GivenInputs:
             )
 
     def inputs_of_run(self, chance: Random) -> Iterator[AgentInput]:
-        """Yield the inputs of one run."""
+        """Return an iterator over the inputs for one run. `chance` is passed to a function that generates inputs."""
         most = GENERATED_INPUTS_MAX if self.count is None else self.count
         return islice(iter(self._make(chance)), most)
 
 
 def to_given_input(each: AgentInput, key: str) -> GivenInput:
-    """Return an input in the form that a client sends. `key` is used if the input has no key.
+    """Return an input in the form in which a client sends it. If the input has no key, it gets `key`.
 
     Raises:
-        SnaplineError: the input cannot be sent.
+        SnaplineError: If the input cannot be sent.
     """
     return input_of(each[0], each[1], each[2] if len(each) > 2 and each[2] is not None else key)
 
@@ -433,16 +463,16 @@ Invariant = Callable[[Cut], object]
 AtEnd = Callable[[Mapping[str, object]], object]
 
 STATE_SHOWN = 100
-"""Number of characters to show of the state that an invariant read last."""
+"""Maximum number of characters to show of the state that an invariant read last."""
 
 _Seen = TypeVar("_Seen")
 
 
 def checked(inner: Workload, part: FleetPart) -> Workload:
-    """Return the workload, extended with the invariants that the scenario names.
+    """Return the workload, with the invariants that the scenario names added.
 
     Raises:
-        FleetDefinitionError: a named function does not exist.
+        FleetDefinitionError: If a named function does not exist.
     """
     if not part.invariant and not part.at_end:
         return inner
@@ -451,7 +481,7 @@ def checked(inner: Workload, part: FleetPart) -> Workload:
 
 
 class CheckedWorkload(Workload):
-    """Workload extended with a user's own invariants."""
+    """A workload with a user's own invariants added."""
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
@@ -477,7 +507,9 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether the fleet is idle. Idle hosts alone do not prove that, because timers may be set."""
+        """Return whether the fleet is idle. If `at_end` was given, a quiet cut must prove this, because even if all
+        hosts are idle, timers may be set.
+        """
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -489,7 +521,7 @@ class CheckedWorkload(Workload):
         if self._quiet is not None and any(agent not in states for agent in self._quiet.states):
             states = dict(
                 self._quiet.states
-            )  # `stop_when` has ended the fleet: its hosts are gone, or have returned without agents
+            )  # if `stop_when` has ended the fleet, its hosts are gone, or have returned without agents
         read = _ReadStates(states)
         return self._ask(self._at_end, read, read=read, when="at the end: ")
 
@@ -510,13 +542,15 @@ class CheckedWorkload(Workload):
             first, *others = (str(error) or "assert").splitlines()
             return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.last_state_text()})", *others])
         except Exception as error:
-            trace = error.__traceback__ and error.__traceback__.tb_next  # skip this function's own frame
+            trace = error.__traceback__ and error.__traceback__.tb_next  # skip this function's own stack frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
             return f"{when}{name} raised ({_line_of(error, below=1)}{read.last_state_text()})"
 
 
 class _ReadStates(Mapping[str, object]):
-    """States of the agents that record which state was read last. A failing invariant usually concerns that state."""
+    """The agents' states. The mapping records which state was read last, because a failing invariant usually concerns
+    that state.
+    """
 
     def __init__(self, states: Mapping[str, object]) -> None:
         self._states = states
@@ -533,7 +567,7 @@ class _ReadStates(Mapping[str, object]):
         return len(self._states)
 
     def last_state_text(self) -> str:
-        """Return a description of the state that was read last, to append to a code location."""
+        """Return a description of the state that was read last, in a form that can be appended to a code location."""
         if self._last is None:
             return "; it read no state"
         if self._last not in self._states:
@@ -548,14 +582,16 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Return the source line that raised the error; with `below`, the line of the frame that many levels below this function's frame."""
+    """Return the source location that raised the error. If `below` is given, return the location in the stack frame
+    that is `below` calls deeper than the frame that caught the error.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     frame = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:
-    """Return the source location at which a user's function is defined."""
+    """Return the source location where a user's function is defined."""
     code = getattr(question, "__code__", None)
     return (
         f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")

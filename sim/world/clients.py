@@ -1,19 +1,22 @@
-"""Clients of a simulated fleet: programs that send inputs and wait for answers through the product's client core (`client/core.py`).
+"""Clients of a simulated fleet. A client is a program that sends inputs and waits for answers, using the product's
+client core (`client/core.py`).
 
-A program sends a few inputs at once, and may wait for their outcomes before it continues. The program resends inputs of unknown outcome
-with the same key, and repeats some inputs that already have a receipt. The program may also give up, abandon open sends, or close its
-client and start a new one. The client core's results are reported to the oracle (`oracles/input_output_oracles.py`), which checks them.
-Inputs come from the workload (`Workload.input_of`) or from a list. Most inputs address running agents, and some address agents that have
-stopped.
+A program sends a few inputs at once, and may wait for their outcomes before it continues. If an input's outcome is
+unknown, the program resends the input with the same key. It also resends some inputs for which it already has a
+receipt. The program may give up an input, abandon unfinished sends, or close its client and start a new one. The oracle
+in `oracles/input_output_oracles.py` checks the client core's results. Inputs come from the workload
+(`Workload.input_of`) or from the user. Most inputs from the workload address running agents; some address agents that
+have stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real one. Each request returns
-one event to the core within the request's time limit; later events are dropped. A request may be lost, late or duplicated, and its answer
-may be lost. A duplicated request has no answer, since its stream has broken. A host that is down or has no connection cannot have accepted
-an input. Data written to a connection arrives when the network is healed or the host resumes. The host then reads the data, whether or not
-the client still waits.
+`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real
+network. The core receives exactly one event per request, within the request's time limit; any later events are dropped.
+A request may be lost, late or duplicated, and its answer may be lost. A duplicated request gets no answer, because its
+stream has broken. A host that is down, or to which the client has no connection, cannot have accepted an input. Data
+that was written to a connection arrives when the network is healed or the host resumes. The host then reads the data
+even if the client no longer waits.
 
-The location of agents is read from the coordinator's state when the request arrives there. The answer may be outdated on return, and
-sometimes names a wrong host.
+A lookup reads an agent's location from the coordinator's state when the request arrives there. The location may be
+outdated when the client receives it, and sometimes it is deliberately wrong.
 """
 
 import traceback
@@ -43,7 +46,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 BROKEN_NS = 400 * MS
-"""Time until a client notices a broken stream."""
+"""Time until a client notices that a stream has broken."""
 
 LATE_NS = 600 * MS
 """Extra delay of a late request."""
@@ -57,18 +60,18 @@ WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
 LOST_ONE_IN, TWICE_ONE_IN, LATE_ONE_IN, ASTRAY_ONE_IN = 12, 12, 20, 10
 
 Pick = Callable[[str, int], int]
-"""Function that draws a choice from 0 … n - 1, given its name and n; 0 is benign."""
+"""Function that takes a choice's name and n, and draws a number from 0 to n - 1. Zero is the benign choice."""
 
 
 class ClientInput:
-    """One input of a client.
+    """An input that a client sends.
 
     Attributes:
         given: the input as sent to a host.
-        payload: encoded message; b"" until a host has converted the JSON in `given`.
-        serial: position of this input among the client's inputs.
-        asks: whether the program wants the answer.
-        is_early: whether an answer suffices that may still be rolled back.
+        payload: encoded message. If `given` contains JSON, this is b"" until a host has converted it.
+        serial: sequence number of the input's most recent send among the client's sends.
+        asks: whether the program requests the answer together with the send.
+        is_early: whether the program accepts an answer that may still be rolled back.
     """
 
     __slots__ = ("asks", "given", "is_early", "payload", "serial")
@@ -81,7 +84,7 @@ class ClientInput:
 
 
 class ClientCalls:
-    """Executor of one client core's requests; `feed` passes the resulting events to the core."""
+    """Executes one client core's requests. `feed` passes the resulting events to the core."""
 
     def __init__(
         self,
@@ -100,18 +103,18 @@ class ClientCalls:
         self._feed = feed
         self._calls = 0
         self._open: dict[int, None] = {}
-        """Requests that have not yet returned an event."""
+        """Requests for which the core has not received an event yet."""
         self._connected: dict[str, None] = {}
-        """Hosts that have answered and have failed no request since."""
+        """Hosts that have answered a request and to which no request has failed since."""
 
     def close(self) -> None:
-        """Drop all open requests without an event."""
+        """Drop all unfinished requests without passing an event to the core."""
         self._open.clear()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def find(self, command: ev.LookUpAgents) -> None:
-        """Ask the leader for the hosts of agents."""
+        """Ask the leader on which hosts the agents run."""
         self._begin(command.request, command.limit_ns, ev.LookupFailed(command.request, "nobody answers"))
         leader = self._log.leader
         way_ns = self._way_ns(leader) if leader else None
@@ -140,7 +143,7 @@ class ClientCalls:
         return replace(found, host=host, address=f"{host}:1")
 
     def offer(self, command: ev.OfferInputs, inputs: Sequence[ClientInput]) -> None:
-        """Send inputs to a host."""
+        """Send inputs to a host. Some requests are duplicated."""
         request, host = command.request, command.host
         given = [each.given for each in inputs]
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -156,7 +159,7 @@ class ClientCalls:
         self._travel(request, host, copies, arrive)
 
     def ask(self, command: ev.AskHost, asked: ClientInput) -> None:
-        """Send a request to a host that waits for an answer."""
+        """Ask a host for the answer to an input."""
         agent, key, is_early = asked.given.agent, asked.given.key, asked.is_early
         request, host = command.request, command.host
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -169,7 +172,7 @@ class ClientCalls:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
-        """Send copies of a request to a host, with drawn delays."""
+        """Send copies of a request to a host, each with a drawn delay."""
         broken = ev.RequestFailed(request, "the stream broke")
         if self._way_ns(host) is None:
             if host in self._connected:
@@ -190,7 +193,9 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver a request as soon as the host is reachable; a paused process also counts, since its socket accepts the request."""
+        """Deliver a request as soon as the host is reachable. A paused process counts as reachable, because its socket
+        accepts the request.
+        """
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -208,7 +213,7 @@ class ClientCalls:
             self._end(request, ev.RequestFailed(request, f"host {host} is down", is_unsent=True))
 
     def _watch(self, request: int, run: SimHost) -> None:
-        """End the request if the host has crashed since it was sent, as its stream has broken."""
+        """Fail the request once the host has crashed, because the request's stream has then broken."""
         if request not in self._open:
             return
         if run.is_alive:
@@ -220,7 +225,7 @@ class ClientCalls:
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def _on_taking(self, one: ClientInput, payload: bytes) -> None:
-        """Record the payload of an input that a host is about to accept or has already accepted."""
+        """Record an input's payload when a host is about to decide on the input."""
         if not one.payload:
             one.payload = payload
             self._shared.judge.ground_truth.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
@@ -235,7 +240,9 @@ class ClientCalls:
         *,
         is_heard: bool,
     ) -> None:
-        """Handle the host's decisions on inputs; the host followed this recovery plan when the request arrived."""
+        """Handle a host's decisions on inputs. `plan` is the recovery plan that the host followed when the request
+        arrived.
+        """
         oracle = self._shared.judge.ground_truth.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
@@ -265,7 +272,7 @@ class ClientCalls:
         self._later(limit_ns, lambda: self._end(request, failed))
 
     def _end(self, request: int, event: ev.Event) -> None:
-        """Deliver the first event of a request to the core; later events are dropped."""
+        """Pass an event to the core if it is the request's first. Drop it otherwise."""
         if request in self._open:
             del self._open[request]
             self._feed(event)
@@ -284,26 +291,30 @@ class ClientCalls:
 # -- programs -------------------------------------------------------------------------------------------------------------
 
 PATIENCE_NS = (30 * SECOND_NS, 2 * SECOND_NS, 500 * MS)
-"""Time limits for a send or an answer: first that of `client.TIMEOUT_S`, then shorter ones."""
+"""Possible time limits for a send or an answer. The first equals `client.TIMEOUT_S`; the rest are shorter."""
 
 AGAIN_NS = 50 * MS
-"""Delay before a program repeats a send of unknown outcome."""
+"""Delay before a program resends an input whose outcome is unknown."""
 
 ASK_AGAIN_NS = 200 * MS
 
 OVERDUE_NS = 1 * MS
-"""Maximum time after its deadline until a send must have ended."""
+"""Maximum time by which a send may end after its deadline."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
-"""Maximum number of inputs sent at once, and of open inputs of a program that does not wait for outcomes."""
+"""Maximum number of inputs that a program sends at once, and maximum number of unfinished inputs if the program does
+not wait for outcomes.
+"""
 
 HASTY_ONE_IN = 3
-"""One program in this number continues without waiting for outcomes; the others wait until all their inputs have ended."""
+"""One program in three continues without waiting for outcomes. All other programs wait until each of their inputs has
+an outcome.
+"""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
 SPEAKS_EVERY = 2
-"""One input in this number makes its handler emit an output, if outputs are enabled."""
+"""If outputs are enabled, one input in two makes its handler emit an output."""
 
 
 class Clients:
@@ -317,47 +328,47 @@ class Clients:
         self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
-        """Start all clients without waiting until the fleet is ready."""
+        """Start all clients, even if the fleet is not ready yet."""
         for client in self._all:
             client.start()
 
     def make_patient(self) -> None:
-        """Make clients patient once all faults are over, so that no client gives up."""
+        """Make all clients patient, so that none gives up. Called when all faults have ended."""
         for client in self._all:
             client.is_patient = True
 
     def validate(self) -> None:
-        """Check the invariants of all cores; raise AssertionError if one does not hold."""
+        """Check the invariants of all client cores. Raise AssertionError if an invariant is violated."""
         for client in self._all:
             client.core.validate()
 
     def pending(self) -> list[str]:
-        """Return descriptions of the clients that still wait for an answer."""
+        """Return a description of each client that still waits for an answer, or an empty list if the fleet has ended."""
         if self._log.canonical.image.outcome:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def without_progress(self, since_ns: int) -> list[str]:
-        """Return descriptions of the clients that wait for a running agent and have made no progress since that time."""
+        """Return a description of each client that waits for a running agent and has made no progress since `since_ns`."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
 
 
 class SimClient:
-    """One simulated program and its client.
+    """A simulated program and its client core.
 
     Attributes:
-        core: the client core of this program.
-        is_done: whether the program has sent all inputs, and each was answered or given up.
+        core: the program's current client core.
+        is_done: whether the program has sent all its inputs, and has got an outcome for each input or given it up.
         is_patient: whether the program never gives up.
-        moved_ns: time of the last progress.
+        moved_ns: time at which the program last made progress.
     """
 
     def __init__(
         self, shared: WorldState, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
     ) -> None:
-        """`source` yields the user's inputs and is shared by all clients; None means that the workload makes inputs."""
+        """`source` yields the user's inputs, and all clients share it. If it is None, the workload creates the inputs."""
         self.name = name
         self._source = source
         self.is_done = self.is_patient = False
@@ -370,11 +381,11 @@ class SimClient:
         self._inputs = 0
         """Number of inputs created so far."""
         self._given = self._numbers = 0
-        """Number of sends so far, and number of sends and asks together."""
+        """Number of sends so far, and number of sends and asks so far."""
         self._is_waiting = False
-        """Whether the next request is scheduled."""
+        """Whether the program's next request is already scheduled."""
         self._resting = 0
-        """Number of inputs that wait for a delayed resend or ask."""
+        """Number of inputs whose resend or ask is scheduled for later."""
         self._sends: dict[int, ClientInput] = {}
         self._asks: dict[int, ClientInput] = {}
         self._timer_ns: int | None = None
@@ -388,25 +399,31 @@ class SimClient:
         self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
-        """Draw a choice; 0 is benign."""
+        """Draw a number from 0 to n - 1. Zero is the benign choice."""
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _draw_fault(self, what: str, n: int) -> int:
-        """Draw a fault of this client's requests; always 0 once all faults are over."""
+        """Draw whether a fault affects one of this client's requests. Always return 0, which means no fault, when all
+        faults have ended.
+        """
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program abandons an input; the program never abandons a user's input, on which the user may rely."""
+        """Return whether the program gives up an input. A user's input is never given up, because the user may rely on
+        it.
+        """
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """Describe an input that is not answered although its agent is running; return "" if there is none."""
+        """Return a description of an input that has no outcome or answer although its agent is running, or "" if there
+        is none.
+        """
         sent = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*sent, *asked):
@@ -418,7 +435,7 @@ class SimClient:
     # ---- the core -------------------------------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """Pass an event to the client core and execute its commands, as `client/client.py` does."""
+        """Pass an event to the client core and execute the core's commands, as `client/client.py` does."""
         try:
             commands = self.core.handle(self._shared.kernel.now_ns, event)
         except Exception as error:
@@ -453,7 +470,7 @@ class SimClient:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Schedule the next request after a pause, once fewer inputs are open than allowed."""
+        """Schedule the next request after a pause, unless too many inputs are unfinished."""
         if self._is_waiting or self.is_done:
             return
         if not self._left:
@@ -477,7 +494,7 @@ class SimClient:
         self._go_on()
 
     def _make(self) -> ClientInput | None:
-        """Return the next input, if there is one."""
+        """Return the next input, or None if there is none."""
         self._inputs += 1
         try:
             input_ = self._drawn() if self._source is None else self._taken(self._source)
@@ -498,7 +515,7 @@ class SimClient:
         return client_input
 
     def _drawn(self) -> GivenInput | None:
-        """Return an input from the workload for a drawn agent."""
+        """Return an input that the workload creates for a drawn agent, or None if the workload creates none."""
         agent = self._agent()
         message = self._shared.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
@@ -508,7 +525,7 @@ class SimClient:
         return GivenInput(agent, self._key(), encode_message(message))
 
     def _taken(self, source: Iterator[AgentInput]) -> GivenInput | None:
-        """Return the user's next input, with a trace parent that makes its bytes unique."""
+        """Return the user's next input, or None if there is none. An added trace parent makes the input's bytes unique."""
         each = next(source, None)
         if each is None:
             self._left = 0
@@ -523,7 +540,7 @@ class SimClient:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """Draw an agent, either running or stopped."""
+        """Draw an agent. The agent is usually running, but may have stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
@@ -546,7 +563,7 @@ class SimClient:
         self._feed(ev.InputsGiven(tuple(sends)))
 
     def _resend(self, inputs: list[ClientInput]) -> None:
-        """Send inputs again with the same keys, after all earlier sends."""
+        """Resend inputs with the same keys. The resends are numbered after all earlier sends."""
         self._resting -= len(inputs)
         for each in inputs:
             self._given += 1
@@ -561,7 +578,7 @@ class SimClient:
         return self._shared.kernel.now_ns + patience_ns
 
     def _drop(self, inputs: list[ClientInput]) -> None:
-        """Abandon these inputs, so that the client no longer waits for them."""
+        """Abandon the unfinished sends of these inputs, so that the client no longer waits for them."""
         dropped = [send for send, each in self._sends.items() if each in inputs]
         for send in dropped:
             self._give_up(self._sends.pop(send))
@@ -573,7 +590,9 @@ class SimClient:
             self._oracle.on_given_up(one.payload)
 
     def _close(self) -> None:
-        """Replace the client by a new one; all open sends and asks of the closed client must end at once."""
+        """Close the client core and create a new one. All unfinished sends and asks of the closed core must end at
+        once.
+        """
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
             self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
@@ -616,7 +635,9 @@ class SimClient:
         return agent in self._shared.agents and not self._shared.judge.ground_truth.has_stopped(agent)
 
     def _retry_input(self, one: ClientInput) -> None:
-        """Retry an input of unknown outcome, or one that was not accepted in time."""
+        """Resend an input whose outcome is unknown or that was not accepted in time, unless the fleet has ended or the
+        program gives the input up.
+        """
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
@@ -632,7 +653,7 @@ class SimClient:
         self._later(wait_ns, lambda: self._ask(one))
 
     def _ask(self, one: ClientInput) -> None:
-        """Wait for the answer to an input."""
+        """Ask for the answer to an input, unless an ask for it is already open."""
         self._resting -= 1
         if one in self._asks.values():
             return
@@ -660,7 +681,9 @@ class SimClient:
         self._go_on()
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
-        """Return whether to ask again: not if the answer can never come, or if the ask follows once the input is accepted."""
+        """Return whether to ask for the answer again. The result is false if no answer can ever arrive, if the input
+        was sent with an ask of its own, or if the program gives up.
+        """
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason

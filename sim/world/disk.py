@@ -1,25 +1,28 @@
-"""Shared file system in memory, with a view for each node and the faults of real file systems.
+"""In-memory file system that all nodes share. Each node has its own view, and calls can fail as on real file systems.
 
-Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/`.
-So the simulated disk must lose unsynced data, fail on request, and be cheap.
+Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code in
+`storage/`. So the simulated disk must be able to lose unsynced data and to fail on request, and it must be fast.
 
 Model. The disk follows the rules of POSIX and gives no further guarantees:
 
-1. Bytes of a file written since its last `sync_data` are *pending*, and so are names in a directory changed since its
-   last `sync_directory`. Pending data belongs to the node that wrote it.
-2. `crash` (SIGKILL) loses only a node's open handles. Data that the node has written is in the page cache of the file server.
-3. `power_cut` decides on all pending data of the node. Bytes are kept, lost, torn in the middle, or torn and followed by zeros.
-   Different names are kept or lost independently, but changes to one name are lost in order, the latest first. Kept data is
-   durable from then on. The contents of a lost directory are lost.
-4. Syncing a directory makes all its names durable, including names changed by other nodes, since there is one journal. If a
-   change to a name is durable, all earlier changes to that name, by any node, are durable too.
-5. A failed `sync_data` loses the bytes permanently: processes still see them, but after a power cut of the writer the bytes are zeros.
+1. Bytes written to a file since its last `sync_data` are *pending*. So are names changed in a directory since its last
+   `sync_directory`. Pending data belongs to the node that wrote it.
+2. `crash` (SIGKILL) loses only a node's open handles. Data that the node has written survives in the file server's page
+   cache.
+3. `power_cut` decides what happens to all pending data of the node. Bytes are kept, lost, torn in the middle, or torn
+   and followed by zeros. Different names are kept or lost independently, but changes to the same name are lost in
+   reverse order, the latest first. Data that is kept is durable from then on. If a directory is lost, its contents are
+   lost too.
+4. Syncing a directory makes all its names durable, including names changed by other nodes, because all nodes share one
+   journal. If a change to a name is durable, all earlier changes to that name, by any node, are durable too.
+5. A failed `sync_data` loses the bytes permanently. Processes still see them, but after the writer's next power cut the
+   bytes are zeros.
 
-Departures. There are no named temporary files (`O_TMPFILE` works), and only one node writes to a handle. Stale reads model
-the cache of a network file system: a file is invisible to other nodes for `STALE_NS` after its link. A link that fails
-because the name exists refreshes the cache for all nodes, not only for the calling node.
+Departures. There are no named temporary files, although `O_TMPFILE` works, and only one node writes to a handle. Stale
+reads model the cache of a network file system: a file is invisible to other nodes for `STALE_NS` after it was linked.
+If a link fails because the name exists, the cache is refreshed for all nodes, not only for the calling node.
 
-The disk supports G4 and G11, since the store is tested on it. Choices come from the stream "storage".
+The disk supports G4 and G11, because the store is tested on it. Choices are drawn from the random stream "storage".
 """
 
 import errno
@@ -31,11 +34,14 @@ from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
 
 STALE_NS = 50_000_000
-"""Time for which a stale cache hides a new file: longer than one turn of the coordinator, shorter than the coordinator's retries."""
+"""Time for which a stale cache hides a new file. It is longer than one pass of the coordinator, but shorter than the
+coordinator's retries.
+"""
 
 FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
-"""Faults of `set_fault`. "slow" is only recorded; the world decides on the delay. With "away", an empty directory replaces the mounted file
-system."""
+"""Faults that `set_fault` accepts. "slow" is only recorded, and the world determines the delay. With "away", an empty
+directory replaces the mounted file system.
+"""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -55,11 +61,11 @@ class _File:
     """A file of the shared file system.
 
     Attributes:
-        data: bytes as processes see them.
+        data: the file's bytes as processes see them.
         writer: node that wrote the bytes.
-        synced: number of bytes that are reported as durable.
-        lost: ranges of these bytes that a failed sync has lost.
-        linked_by, linked_ns: node and time of the file's last link; `linked_by` is "" if all nodes see the file.
+        synced: number of bytes that have been reported as durable.
+        lost: ranges of the reported bytes that a failed sync has lost.
+        linked_by, linked_ns: the node that last linked the file, and when. `linked_by` is "" if all nodes see the file.
     """
 
     __slots__ = ("data", "linked_by", "linked_ns", "lost", "synced", "writer")
@@ -74,11 +80,12 @@ class _File:
 
 
 class _Changes:
-    """Changes to one name since its directory was synced.
+    """Changes to one name since its directory was last synced.
 
     Attributes:
-        base: durable entry of the name.
-        made: (node, entry after the change) of each change, in order; None means no entry.
+        base: durable entry under this name, or None if there is no durable entry.
+        made: for each change, in order, the node that made it and the entry after the change, or None if the change
+            removed the entry.
     """
 
     __slots__ = ("base", "made")
@@ -89,7 +96,7 @@ class _Changes:
 
 
 class _Directory:
-    """A directory, with its names as processes see them, and pending changes."""
+    """A directory, with its entries as processes see them, and its pending changes."""
 
     __slots__ = ("entries", "pending")
 
@@ -102,20 +109,23 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """View of the file system from one node. Implements `snapline.storage.disk.local_disk.Disk`; created by `VirtualDisk`."""
+    """One node's view of the file system. Implements `snapline.storage.disk.local_disk.Disk`; created only by
+    `VirtualDisk`.
+    """
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node
         self.location = location
         self.modes: dict[str, None] = {}
-        """Active faults that affect calls; usually empty, so that calls can check this first."""
+        """Active faults that affect calls. Usually empty, so calls can test it quickly."""
         self._nodes = shared.nodes
         self._now = shared.now
         self._count = shared.refused
         self._open: dict[int, _File] = {}
         self._next_handle = 3
 
-    # ---- the port -------------------------------------------------------------------------------------------------
+    # ---- implementation of `Disk`
+    # -------------------------------------------------------------------------------------------------
 
     def make_root(self) -> None:
         if self.modes:
@@ -220,7 +230,7 @@ class NodeDisk:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def lose_handles(self) -> None:
-        """Drop the open handles of a process that has ended."""
+        """Close the open handles of a process that has ended."""
         self._open.clear()
 
     def _directory(self, path: str) -> _Directory:
@@ -249,7 +259,7 @@ class NodeDisk:
         return node
 
     def _missing(self, path: str) -> OSError:
-        """Return the error for a path that does not resolve, for example because a file is where a directory should be."""
+        """Return the error for a path that does not resolve: ENOTDIR if an ancestor is a file, otherwise ENOENT."""
         ancestor = path
         while ancestor:
             if isinstance(self._nodes.get(ancestor), _File):
@@ -286,7 +296,7 @@ class NodeDisk:
             raise self._refused(errno.ENOENT, path)
 
     def _refused(self, number: int, path: str) -> OSError:
-        """Count a call that fails because of a fault, and return its error."""
+        """Count a call that fails because of a fault, and return the error to raise."""
         self._count[number] = self._count.get(number, 0) + 1
         return _error(number, path)
 
@@ -300,12 +310,12 @@ class VirtualDisk:
     """The file system that all nodes share.
 
     Attributes:
-        nodes: file or directory by path, as processes see them; always the same dict.
-        refused: number of calls that a fault made fail, by error number.
+        nodes: files and directories by path, as processes see them. The dict object never changes.
+        refused: number of calls that failed because of a fault, by error number.
     """
 
     def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
-        """`now` returns the time in virtual nanoseconds; only stale reads use it."""
+        """`now` returns the virtual time in nanoseconds, which only stale reads need."""
         self.now = now
         self._location = location
         self._root = _Directory()
@@ -317,7 +327,7 @@ class VirtualDisk:
         self._reader = NodeDisk(self, "", location=location)
 
     def of(self, node: str) -> NodeDisk:
-        """Return the view of one node; repeated calls return the same object."""
+        """Return one node's view. Repeated calls return the same object."""
         view = self._views.get(node)
         if view is None:
             view = self._views[node] = NodeDisk(self, node, location=self._location)
@@ -325,17 +335,19 @@ class VirtualDisk:
         return view
 
     def bytes_of(self, path: str) -> bytes | None:
-        """Return a file's bytes without faults, or None if the file does not exist. The object is the same until the file changes."""
+        """Return a file's bytes, ignoring faults, or None if the file does not exist. The same bytes object is returned
+        until the file changes.
+        """
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
     def files_below(self, prefix: str) -> dict[str, bytes]:
-        """Return the files that processes see below a prefix, by path."""
+        """Return the contents, by path, of all files below a prefix that processes see."""
         nodes = [(path, node) for path, node in self.nodes.items() if path.startswith(prefix)]
         return {path: node.data for path, node in nodes if isinstance(node, _File)}
 
     def durable_files(self, prefix: str) -> dict[str, bytes]:
-        """Return the files below a prefix that no power cut can lose, by path."""
+        """Return the contents, by path, of all files below a prefix that no power cut can lose."""
         return {path: data for path, data in self.files_below(prefix).items() if self._is_durable(path)}
 
     def _is_durable(self, path: str) -> bool:
@@ -351,17 +363,19 @@ class VirtualDisk:
         return True
 
     def reader(self) -> Disk:
-        """Return a view without faults, for oracles; a power cut never loses data written through it."""
+        """Return a view without faults, for oracles. A power cut never loses data that was written through this view."""
         return self._reader
 
     # ---- faults ---------------------------------------------------------------------------------------------------
 
     def crash(self, node: str) -> None:
-        """Kill the node (SIGKILL). Its open handles are lost, and all data that it has written stays."""
+        """Kill the node (SIGKILL). The node loses its open handles, but all data that it has written remains."""
         self.of(node).lose_handles()
 
     def power_cut(self, node: str, choices: Choices) -> None:
-        """Cut the node's power: `choices` decides whether its unsynced data is kept (0), lost or torn."""
+        """Cut the node's power. `choices` decides whether the node's unsynced data is kept, which is choice 0, lost or
+        torn.
+        """
         self.crash(node)
         self._cuts[node] = self._cuts.get(node, 0) + 1
         _PowerCut(node, self._cuts[node], choices).settle(self._root, "")
@@ -369,7 +383,9 @@ class VirtualDisk:
         self.nodes.update(_paths_of(self._root, ""))
 
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
-        """Turn one of `FAULTS` on or off for one node, or for all nodes (""); the two settings are independent."""
+        """Turn one of `FAULTS` on or off for one node, or for all nodes (""). The setting for all nodes is independent
+        of each node's setting.
+        """
         if mode not in FAULTS:
             raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
@@ -380,7 +396,7 @@ class VirtualDisk:
         self._tell_faults()
 
     def clear_faults(self) -> None:
-        """Turn off all faults that `set_fault` has turned on."""
+        """Turn off all faults that are on."""
         self._faults.clear()
         self._tell_faults()
 
@@ -389,7 +405,9 @@ class VirtualDisk:
         return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
 
     def flip(self, path: str, bit: int) -> None:
-        """Flip one bit of a file; the bit number is taken modulo the file's length. All nodes see the damage, and no sync repairs it."""
+        """Flip one bit of a file. The bit number is taken modulo the file's length in bits. All nodes see the damage,
+        and no sync repairs it.
+        """
         file = self.nodes.get(path)
         if not isinstance(file, _File):
             raise UsageError(f"there is no file {path!r} to damage: `files` tells which there are")
@@ -401,11 +419,11 @@ class VirtualDisk:
     # ---- contents -------------------------------------------------------------------------------------------------
 
     def files(self) -> list[str]:
-        """Return the paths of all files, sorted."""
+        """Return the sorted paths of all files."""
         return sorted(path for path, node in self.nodes.items() if isinstance(node, _File))
 
     def used_bytes(self) -> int:
-        """Return the total length of all files."""
+        """Return the total length of all files in bytes."""
         return sum(len(node.data) for node in self.nodes.values() if isinstance(node, _File))
 
     def _tell_faults(self) -> None:
@@ -417,13 +435,15 @@ class VirtualDisk:
 
 
 class _PowerCut:
-    """Decisions of one power cut on all pending data of its node."""
+    """One power cut, which decides what happens to all pending data of its node."""
 
     def __init__(self, node: str, number: int, choices: Choices) -> None:
         self._node, self._number, self._choices = node, number, choices
 
     def settle(self, directory: _Directory, path: str) -> None:
-        """Settle a directory and everything below it, including entries hidden by another node's pending removal."""
+        """Decide what happens to the node's pending data in a directory and below it, including entries that another
+        node's pending removal hides.
+        """
         prefix = f"{path}/" if path else ""
         for name, changes in list(directory.pending.items()):
             self._settle_name(directory, name, changes, prefix + name)
@@ -466,7 +486,7 @@ class _PowerCut:
 
 
 def _children_of(directory: _Directory) -> Iterator[tuple[str, _Node]]:
-    """Yield each entry that is in a directory or may return to it, each entry once."""
+    """Yield, once each, the entries that are in a directory or may reappear in it."""
     yield from list(directory.entries.items())
     for name, changes in list(directory.pending.items()):
         yielded = [directory.entries.get(name)]

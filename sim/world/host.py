@@ -1,8 +1,9 @@
-"""A simulated host: the production driver with its core, turns and agents, in virtual time.
+"""A simulated host. It runs the production driver, including the core, turns and agents, in virtual time.
 
-Each run of a host from start to crash or end is one `SimHost`; the next start creates another one. Calls scheduled for an
-ended run are dropped. A paused run holds its calls until it resumes. Blocking work outside the event loop (`Workers`) happens
-at a single instant, at the end of its duration. Failpoints crash the work in the middle.
+A `SimHost` represents one run of a host, from its start to its crash or exit. Restarting the host creates a new
+`SimHost`. Calls scheduled for a run that has ended are dropped. A paused run keeps its calls until it resumes. Blocking
+work outside the event loop (`Workers`) happens at a single instant, at the end of its duration. A failpoint can crash
+the host in the middle of this work.
 """
 
 from collections import deque
@@ -42,10 +43,12 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """Work of one run outside its event loop: sequential store calls, log calls and calls of `stop_when`."""
+    """Executes a run's work outside the event loop: store calls, which are sequential, log calls, and calls of
+    `stop_when`.
+    """
 
     def __init__(self, host: HostRun, hangs: Callable[[HangingCall], bool]) -> None:
-        """`hangs` returns whether calls of this kind currently hang."""
+        """`hangs` takes a kind of call and returns whether such calls currently hang."""
         self._host = host
         self._stores = host.shared.stores
         self._hangs = hangs
@@ -55,23 +58,25 @@ class Workers:
         self._store: Store | None = None
 
     def open_store(self) -> Store:
-        """Return the run's own store."""
+        """Return the run's own store object."""
         if self._store is None:
             self._store = self._stores.of(self._host.name)
         return self._store
 
     def store(self, work: Callable[[], None]) -> None:
-        """Run a store call after all earlier ones, at the end of its duration."""
+        """Run a store call at the end of its duration, which begins when all earlier store calls have ended."""
         begin_ns = max(self._host.shared.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
 
     def evaluate(self, work: Callable[[], None]) -> None:
-        """Run `stop_when` at the end of its duration."""
+        """Run a call of `stop_when` at the end of its duration."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Run a log call at the end of its duration. The call hangs whenever store calls hang, since the disk is the same."""
+        """Run a log call at the end of its duration. Log calls hang whenever store calls hang, because both use the
+        same disk.
+        """
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -84,7 +89,7 @@ class Workers:
         self.carry_on(kind)
 
     def carry_on(self, what: HangingCall) -> None:
-        """Run the calls that are due, unless calls of this kind hang."""
+        """Run all calls of this kind that are due, unless such calls hang."""
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()
 
@@ -93,7 +98,7 @@ Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
-"""Reasons for a pause: the process is stopped, or a handler blocks the event loop."""
+"""Reasons why a run is paused: its process is stopped, or a handler blocks its event loop."""
 
 
 class _Timer:
@@ -110,7 +115,7 @@ class _Timer:
 
 
 class JudgeObserver(HostObserver):
-    """Observer that reports to the world's judge what a host's driver does to the host's agents."""
+    """Observes a host's driver, and reports to the judge what happens to the host's agents."""
 
     driver: ObservedDriver
 
@@ -123,7 +128,7 @@ class JudgeObserver(HostObserver):
         self._passed = shared.points.passed
         self._add = shared.journal.add
         self._begun_as: dict[str, str] = {}
-        """Kind of the current turn, by agent; later segments of the turn do not name the kind."""
+        """Kind of each agent's current turn. Later segments of the turn do not name the kind."""
 
     def attached(self, driver: ObservedDriver) -> None:
         self.driver, self.core, self.turns = driver, driver.core, driver.turns
@@ -312,7 +317,9 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Report a captured image to the judge: the captured bytes, or the complete state if parts of the state are stored separately."""
+        """Report a captured image to the judge. If parts of the state are stored separately, the complete state is
+        encoded for the report.
+        """
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -337,7 +344,8 @@ class JudgeObserver(HostObserver):
                 checkpoint = restored.checkpoint
                 self._judge.ground_truth.steps.waits.on_loaded(now_ns, restored.agent)
                 self._judge.ground_truth.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
-                if checkpoint is not None and checkpoint.parts:  # the judge needs the state restored from the parts
+                # The judge needs the state that was restored from the parts.
+                if checkpoint is not None and checkpoint.parts:
                     agent_object = outcome.objects[restored.agent]
                     state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
@@ -348,7 +356,7 @@ class JudgeObserver(HostObserver):
 
 
 class HostOwner(Protocol):
-    """Interface of the owner of a host's run; implemented by `hosts.Hosts`."""
+    """Interface that a host's run requires from its owner. Implemented by `hosts.Hosts`."""
 
     @property
     def steps(self) -> Steps: ...
@@ -369,17 +377,17 @@ class HostOwner(Protocol):
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Handle a run that has ended by itself."""
+        """Handle a run that has exited without a crash."""
         ...
 
 
 class SimHost:
-    """One run of a host, which implements the driver's `HostEnvironment`.
+    """One run of a host. Implements the driver's `HostEnvironment`.
 
     Attributes:
         is_alive: whether the run has neither crashed nor ended.
-        stops: reasons for which the run is paused.
-        waiting: turns that wait to be run, each with its drawn numbers.
+        stops: reasons why the run is paused; empty if it is not paused.
+        waiting: for each agent in an unfinished turn, the turn and the values drawn in it.
         costs_ns: CPU time of the current batch of events, at full speed.
     """
 
@@ -433,11 +441,15 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. The call is dropped if this run has ended, and delayed while the run is paused."""
+        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits
+        until it resumes.
+        """
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, or keep it until the run resumes if the run is paused."""
+        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the
+        call.
+        """
         if not self.is_alive:
             return
         if self.stops:
@@ -453,11 +465,13 @@ class SimHost:
             self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Handle a client's request. `taking` gets each message before the host decides on it; `then` gets all outcomes in order."""
+        """Handle a client's request to accept inputs. `taking` receives each message before the host decides on it.
+        `then` receives all outcomes in order.
+        """
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Offer inputs to the core, as `agent_runtime/host/input_service.py` does."""
+        """Offer a client's inputs to the core, as `agent_runtime/host/input_service.py` does."""
         type_of = self.driver.turns.type_of
         checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
@@ -479,7 +493,7 @@ class SimHost:
             answered(())
 
     def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Handle an operator's commands."""
+        """Handle an operator's commands, and pass their outcomes to `then`."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, self.driver.core.plan, words, outcomes)
@@ -488,7 +502,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
-        """Wait for an answer on behalf of a client, and pass it to `then`."""
+        """Wait for the answer to a client's input, and pass it to `then`."""
 
         def answered(answer: ev.AskAnswer) -> None:
             if not is_early:
@@ -500,16 +514,20 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return name and address of the agent's host as this host knows them; both empty if the agent is local or its host unknown."""
+        """Return the name and address of the agent's host, as far as this host knows them. Both are empty if the agent
+        is local or its host is unknown.
+        """
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
-        """Pause the run until all reasons for pausing have been removed."""
+        """Pause the run for this reason, in addition to any other reasons. It stays paused until all reasons have been
+        removed.
+        """
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """Remove this reason for a pause; the run resumes if no reason is left."""
+        """Remove a reason for the pause. The run resumes when no reason is left."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -517,7 +535,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
-        """End the host process at this instant, without a shutdown."""
+        """End the host's process at once, without a shutdown."""
         self.is_alive = False
         self.driver.stop()
 
@@ -526,7 +544,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._owner.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing, because the error propagates to `fire`."""
+        """Do nothing, because the caller's error propagates to `fire`."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -539,7 +557,7 @@ class SimHost:
             self.later(
                 max(self.shared.kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump
             )
-        else:  # no turn is waiting
+        else:  # no turn is waiting to run
             self._set_timer()
 
     def _pump(self, _: object) -> None:
@@ -583,7 +601,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the boot clock. All simulated hosts share one machine, which never reboots."""
+        """Return the boot clock. All simulated hosts run on one machine, which never reboots."""
         return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -601,7 +619,9 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """Block the run, as a blocking handler does. The host's watchdog thread reports that to the leader every second."""
+        """Block the run, as a blocking handler would. Every second, the host's watchdog thread reports to the leader
+        that the host is blocked.
+        """
         self.pause(BLOCKED)
         self._report_busy(self.shared.kernel.now_ns)
 
@@ -612,7 +632,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def release_hung_calls(self, what: HangingCall) -> None:
-        """Release the calls of this kind that hang."""
+        """Let the hanging calls of this kind return."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -627,7 +647,7 @@ class SimHost:
         self._observer.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Do nothing, because this time is not measured in the simulator."""
+        """Do nothing, because the simulator does not measure when a host's part of an epoch closes."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

@@ -1,7 +1,8 @@
 """Streams of a simulated host: links to other hosts, and the session with the coordinator.
 
-Both reconnect like their counterparts in production: links like `channels/grpc_link.py`, the session like
-`agent_runtime/host/coordinator_session.py`. Links and sessions access a run of a host only through the interface `HostRun`.
+Both reconnect as in production: links as in `channels/grpc_link.py`, and the session as in
+`agent_runtime/host/coordinator_session.py`. Links and sessions access a host's run only through the interface
+`HostRun`.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +20,9 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface of a host's run to its own parts and to the coordinator's parts; implemented by `host.SimHost`."""
+    """Interface that links, sessions, steps and the coordinator require from a host's run. Implemented by
+    `host.SimHost`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -39,23 +42,27 @@ class HostRun(Protocol):
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. The call is dropped if this run has ended, and delayed while the run is paused."""
+        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits
+        until it resumes.
+        """
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, or keep it until the run resumes if the run is paused."""
+        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the
+        call.
+        """
         ...
 
 
 LINK_RETRY_LEAST_NS, LINK_RETRY_STEP_NS, LINK_RETRY_STEPS = 50_000_000, 25_000_000, 18
-"""Delay before a link reconnects: from 0.05 to 0.5 s, as in production."""
+"""Delay before a link reconnects. It is drawn from 0.05 s to 0.5 s, as in production."""
 
 FRAMES_IN_A_ROW = 64
-"""Maximum number of frames written at one instant before the writer yields."""
+"""Maximum number of frames that a link writes at one instant before it yields."""
 
 
 class LinkStream:
-    """One connection attempt of a link. `is_accepted` is set when the other side has accepted the connection."""
+    """One attempt to connect two hosts by a link. `is_accepted` is set when the other host has accepted the connection."""
 
     def __init__(self, dialler: "SimTransport", acceptor: "SimTransport", attempt: int) -> None:
         self.dialler = dialler
@@ -82,11 +89,11 @@ class SimTransport:
     """All links of one run of a host.
 
     Attributes:
-        host: the run that owns the links.
+        host: run of the host that owns the links.
     """
 
     def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
-        """`find` returns the transport of a running host, or None if the host is down."""
+        """`find` returns the transport of the named host's current run, or None if that host is down."""
         self.host = host
         self._find = find
         self._shared = host.shared
@@ -94,7 +101,7 @@ class SimTransport:
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
-        self._received: dict[str, int] = {}  # peer → newest item received on its link
+        self._received: dict[str, int] = {}  # peer → number of the newest item received on the peer's link
         self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
@@ -134,7 +141,7 @@ class SimTransport:
             self._refuse(link, Refused(reason, is_final))
 
     def _refuse(self, found: LinkStream, refused: Refused) -> None:
-        """Send the refusal to the other side, and end the stream once the refusal has arrived."""
+        """Send the refusal to the other host, and close the stream when the refusal has arrived."""
         found.stream.send(self.host.name, Frame(body=refused))
         pipe = found.stream.pipes[self.host.name]
         self.host.later(pipe.last_ns + 1, found.stream.close)
@@ -187,7 +194,9 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Record a frame that was written. A repeated number belongs to a frame that is resent after its stream broke."""
+        """Record a frame that was written. If its number is not new, the frame is being resent because its previous
+        stream broke.
+        """
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -203,7 +212,7 @@ class SimTransport:
         )
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
-        """Handle a frame that has arrived."""
+        """Handle a frame that has arrived on a link."""
         link, frame = delivered
         assert isinstance(frame, Frame)
         peer = link.stream.other(self.host.name)
@@ -249,7 +258,7 @@ class SimTransport:
         return refused
 
     def lost(self, found: LinkStream) -> None:
-        """Handle a broken stream, and reconnect if this side had opened the stream."""
+        """Handle a broken stream. Reconnect if this host opened the stream."""
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
@@ -259,11 +268,13 @@ class SimTransport:
 
 
 SESSION_RETRY_LEAST_NS, SESSION_RETRY_STEP_NS, SESSION_RETRY_STEPS = 50_000_000, 50_000_000, 9
-"""Delay before a session reconnects: from 0.05 to 0.5 s, as in production."""
+"""Delay before a session reconnects. It is drawn from 0.05 s to 0.5 s, as in production."""
 
 
 class ReplicaSession(Protocol):
-    """Interface that hosts use to reach a replica of the coordinator; implemented by `simulated_replica.SimulatedReplica`."""
+    """Interface through which a host accesses a replica of the coordinator. Implemented by
+    `simulated_replica.SimulatedReplica`.
+    """
 
     @property
     def is_up(self) -> bool: ...
@@ -271,22 +282,22 @@ class ReplicaSession(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """Return the leader that the replica knows, or "" if it knows none."""
+        """Return the name of the leader that the replica knows, or "" if it knows none."""
         ...
 
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream to the leader core of this replica."""
+        """Open a stream from a host to the leader core of this replica."""
         ...
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Handle the report of a host's watchdog thread that a handler blocks the host."""
+        """Handle a report from a host's watchdog thread that a handler blocks the host."""
         ...
 
 
 class SimSession:
-    """Stream from one run of a host to the coordinator, which reconnects as long as the run is alive."""
+    """Stream from a host's run to the coordinator. It reconnects as long as the run is alive."""
 
     def __init__(self, host: HostRun, replicas: Mapping[str, ReplicaSession]) -> None:
         self._host = host
@@ -302,7 +313,9 @@ class SimSession:
             self._stream.send(self._host.name, encode_host_message(message))
 
     def dial(self, _: object = None) -> None:
-        """Connect to the reported leader, or else to the next replica."""
+        """Connect to the current candidate for the leader. If that replica does not lead, try the leader it reports, or
+        otherwise the next replica.
+        """
         host = self._host
         self._tries += 1
         node = self._node
@@ -340,12 +353,14 @@ class SimSession:
             self._turn_to(self._node)
 
     def report_busy(self, busy_ns: int) -> None:
-        """Report to the leader that a handler blocks this host. A thread with its own connection sends the report."""
+        """Report to the leader that a handler blocks this host. In production, a watchdog thread sends this report on
+        its own connection.
+        """
         host = self._host
         for node, replica in self._replicas.items():
             if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):
                 replica.receive_busy_report(host, busy_ns)
 
     def leave(self, reason: str) -> None:
-        """Notify the coordinator that this host leaves."""
+        """Notify the coordinator that this host is leaving the fleet."""
         self.send(Leave(reason))

@@ -1,4 +1,4 @@
-"""Hosts of a simulated world, which start, crash, pause, slow down, hang, leave and return."""
+"""The hosts of a simulated world. Hosts can start, crash, pause, slow down, hang, leave the fleet and return."""
 
 import contextlib
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 RESTART_NS = 500_000_000
-"""Delay in nanoseconds until the launcher restarts a host that ended before its fleet."""
+"""Delay in nanoseconds after which the launcher restarts a host that exited before the fleet ended."""
 
 GOODBYE_NS = 100_000_000
-"""Time in nanoseconds that a leaving host has for its last message."""
+"""Time in nanoseconds that a leaving host has to send its last message."""
 
 
 class Hosts:
     """All hosts of a simulated world.
 
     Attributes:
-        runs: current or last run of each host.
-        steps: executor of the steps and waits of turns.
+        runs: each host's current run, or its last run if the host is down.
+        steps: executor of the handlers' steps.
     """
 
     def __init__(self, shared: WorldState, notes: WorldObserver, replicas: Mapping[str, ReplicaSession]) -> None:
@@ -44,7 +44,7 @@ class Hosts:
     # ---- for runs -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[SimHost]:
-        """Return all live runs."""
+        """Return the current runs of all hosts that are up."""
         return [run for run in self.runs.values() if run.is_alive]
 
     def run_of(self, host: str) -> SimHost | None:
@@ -61,7 +61,7 @@ class Hosts:
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
-        """Handle a run that has ended by itself; the launcher restarts the host."""
+        """Handle a run that has exited without a crash. The launcher restarts the host, unless the fleet has ended."""
         if not run.is_alive:
             return
         self._end_run(run)
@@ -69,7 +69,9 @@ class Hosts:
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
-        """Wrap `run_turn` so that a turn may kill the process: the mark of the turn stays, and the launcher restarts the host."""
+        """Wrap `run_turn` so that a turn may kill the host's process. The mark of the killed turn remains, and the
+        launcher restarts the host.
+        """
 
         def watched(turn: StartTurn) -> Event | None:
             try:
@@ -89,10 +91,11 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """End all waiting handlers, including the threads of graphs, at the end of a run, because the garbage collector might never do
-        so."""
+        """Stop all waiting handlers, including the threads of graphs, at the end of a run. The garbage collector might
+        never stop them.
+        """
         for run in self.alive():
-            with contextlib.suppress(Exception):  # a handler may refuse to end
+            with contextlib.suppress(Exception):  # a handler may refuse to stop
                 run.driver.stop()
 
     def _end_run(self, run: SimHost) -> None:
@@ -131,7 +134,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
-        """Make the host leave the fleet and end. Has no effect if the host is down."""
+        """Make the host leave the fleet and exit. Has no effect if the host is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
@@ -160,9 +163,10 @@ class Hosts:
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make calls of this kind hang on the host, or let all hanging calls return."""
+        """Make calls of this kind hang on the host. If `is_on` is false, let the hanging calls of this kind return."""
         run = self.run_of(host)
-        if what == "loop" and run is not None:  # only the current run: a restarted host is not in that turn
+        # A blocked handler affects only the current run, because a restarted host is no longer in that turn.
+        if what == "loop" and run is not None:
             if is_on:
                 run.block()
             else:

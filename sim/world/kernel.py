@@ -1,7 +1,7 @@
-"""Virtual time: a heap of calls, whose order alone determines a run, and the nodes' wall clocks.
+"""Virtual time: a heap of scheduled calls, and the nodes' wall clocks. The order of the calls alone determines a run.
 
-A call is `(t_ns, number, function, argument)`. The number breaks ties in the order of scheduling, so that functions and
-arguments are never compared.
+A call is `(t_ns, number, function, argument)`. Calls for the same time are ordered by their numbers, which count up as
+calls are scheduled. So functions and arguments are never compared.
 
 A node's wall clock (`Clocks`) may be wrong.
 """
@@ -17,18 +17,18 @@ from snapline.errors import UsageError
 
 MS = 1_000_000
 SECOND_NS = 1_000 * MS
-"""One millisecond and one second, in nanoseconds."""
+"""A millisecond and a second, in nanoseconds."""
 
 PIECE = 1_000
-"""Number of journal entries that are hashed together; the hash after each such piece is a waypoint."""
+"""Number of journal entries in a piece. A piece is hashed at once, and the hash after each piece is a waypoint."""
 
 
 class SimulatedCrash(BaseException):
-    """The process of a node crashes at this point. No code may catch this exception and continue."""
+    """Raised where a node's process crashes. No code may catch this exception and continue."""
 
 
 class NotSimulatedError(UsageError):
-    """User code needs real processes and cannot be simulated."""
+    """Raised if user code needs real processes and so cannot be simulated."""
 
 
 class Kernel:
@@ -36,7 +36,7 @@ class Kernel:
 
     Attributes:
         now_ns: current virtual time.
-        events: calls made so far.
+        events: number of calls made so far.
         is_over: flag that ends the run when it is set.
     """
 
@@ -48,12 +48,14 @@ class Kernel:
         self._number = 0
 
     def at(self, t_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule `function(argument)` at `t_ns`, or now if that time has passed."""
+        """Schedule `function(argument)` at `t_ns`, or at the current time if `t_ns` has passed."""
         self._number += 1
         heappush(self._heap, (t_ns, self._number, function, argument))
 
     def run(self, events_max: int) -> bool:
-        """Make at most `events_max` calls, until the run is over or no call is left. Return whether the run ended by itself."""
+        """Make scheduled calls until the run is over or no call is left, but at most `events_max` calls. Return False
+        if this limit ended the run.
+        """
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:
@@ -69,11 +71,11 @@ class Kernel:
 
 
 class Journal:
-    """Hash of all events of a run. Equal hashes mean that two runs were equal.
+    """Hash of all events in a run. Two runs with equal hashes were identical.
 
     Attributes:
-        waypoints: hash after each piece.
-        window: entries of piece `window_at` as text, for comparing two runs; empty if `window_at` is not set.
+        waypoints: hash after each piece of `PIECE` entries.
+        window: entries of piece `window_at` as text, for comparing two runs. Empty if `window_at` is None.
         entries: entries that have not been hashed yet.
     """
 
@@ -85,10 +87,10 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
         self.entries: list[tuple[object, ...]] = []
         self.add = self.entries.append
-        """Add one entry: a tuple of integers, strings and bytes."""
+        """Add an entry, which is a tuple of integers, strings and bytes."""
 
     def hash_full_pieces(self) -> None:
-        """Hash all full pieces. The caller must call this method periodically."""
+        """Hash all complete pieces, to free their memory. Call this method periodically."""
         while len(self.entries) >= PIECE:
             self._hash(self.entries[:PIECE])
             del self.entries[:PIECE]
@@ -111,18 +113,18 @@ class Journal:
 # -- wall clocks ----------------------------------------------------------------------------------------------------------
 
 START_OF_TIME_NS = 1_700_000_000_000_000_000
-"""Initial time of all wall clocks, in nanoseconds since the epoch of Unix time."""
+"""Initial time of all wall clocks, in nanoseconds since the Unix epoch."""
 
 
 class Clocks:
-    """Wall clocks of all nodes. Each clock is right until `set` is called."""
+    """Wall clocks of all nodes. A node's clock is correct until `set` is called for the node."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and start time
+        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and the time from which they apply
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """Skew a node's clock from now on, with a constant drift."""
+        """Skew a node's clock and make it drift at a constant rate, from now on."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:

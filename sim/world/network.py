@@ -1,8 +1,9 @@
-"""The simulated network: pipes between nodes, which deliver items in order until their stream breaks.
+"""The simulated network. Pipes between nodes deliver items in order until their stream breaks.
 
-Streams behave like gRPC's: open streams are reliable and in order, so a lost packet only causes a delay. Only the data in
-flight is lost when a stream breaks. Streams stay open between two nodes that cannot communicate, in one direction or both,
-until their keepalive fails. Data sent in the meantime arrives if the connection is healed before that.
+Streams behave like gRPC streams. An open stream is reliable and ordered, so a lost packet only causes a delay. When a
+stream breaks, only the data in flight is lost. If two nodes cannot communicate in one direction or in both, a stream
+between them stays open until its keepalive fails. Data sent in the meantime arrives if the path is healed before the
+keepalive fails.
 """
 
 from collections import deque
@@ -13,13 +14,15 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.kernel import Kernel
 
 DELAY_STEPS = 16
-"""Number of different jitter values; a choice between few values shrinks well."""
+"""Number of distinct jitter values. There are few, because a choice from few values shrinks well."""
 
 RETRANSMIT_NS = 200_000_000
-"""Delay of a lost packet: TCP's minimal retransmission timeout on Linux."""
+"""Delay of a lost packet. It equals the minimum TCP retransmission timeout on Linux."""
 
 KEEPALIVE_NS = 1_900_000_000
-"""Time until a stream between unreachable nodes is closed, as measured with real network namespaces (simulation.md, 4)."""
+"""Time after which a stream between nodes that cannot reach each other is closed, as measured with real network
+namespaces (simulation.md, 4).
+"""
 
 Pair = tuple[str, str]
 
@@ -42,7 +45,7 @@ class Pipe:
         self.is_closed = False
 
     def send(self, item: object) -> None:
-        """Send an item, which arrives after all earlier items or never."""
+        """Send an item. It arrives after all earlier items, or never."""
         if self.is_closed:
             return
         self._sent += 1
@@ -55,7 +58,7 @@ class Pipe:
         network.kernel.at(at_ns, self._arrive)
 
     def arrive(self, _: object = None) -> None:
-        """Deliver the oldest item, or keep it if the direction is blocked."""
+        """Deliver the oldest item. If this direction is blocked, keep the item."""
         if self.is_closed:
             return
         if self.stalled or (self._network.has_faults and self._network.is_stalled(self.pair, self.items[0])):
@@ -65,14 +68,14 @@ class Pipe:
         self._deliver(self.items.popleft())
 
     def go_on(self) -> None:
-        """Deliver the items that were kept while the direction was blocked."""
+        """Deliver the items that were kept while this direction was blocked."""
         waiting, self.stalled = self.stalled, 0
         for _ in range(waiting):
             self._network.kernel.at(self._network.kernel.now_ns, self._arrive)
 
 
 class Stream:
-    """Stream between two nodes, in both directions. When the stream breaks, `closed(node)` is called once for each end."""
+    """Bidirectional stream between two nodes. When the stream breaks, `closed(node)` is called once for each node."""
 
     def __init__(
         self,
@@ -92,14 +95,14 @@ class Stream:
         }
 
     def send(self, sender: str, item: object) -> None:
-        """Send an item from one end to the other."""
+        """Send an item from `sender` to the other node."""
         self.pipes[sender].send(item)
 
     def other(self, node: str) -> str:
         return self.ends[1] if node == self.ends[0] else self.ends[0]
 
     def close(self, _: object = None) -> None:
-        """Break the stream: data in flight is lost, and both ends are notified."""
+        """Break the stream. Data in flight is lost, and both nodes are notified."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -112,7 +115,9 @@ class Stream:
 
 
 class Network:
-    """All streams, and the faults of the paths between nodes. `has_faults` is set if items may be blocked."""
+    """All streams between nodes, and the faults that affect the paths between nodes. `has_faults` is set while a fault
+    may block items.
+    """
 
     def __init__(
         self,
@@ -123,7 +128,7 @@ class Network:
         jitter_ns: int,
         paths: Mapping[Pair, tuple[int, int]] | None = None,
     ) -> None:
-        """`paths` holds minimum delay and jitter of pairs that differ from the default."""
+        """`paths` maps pairs of nodes whose delay differs from the default to their minimum delay and jitter."""
         self.kernel = kernel
         self._choices = choices
         self._usual = (least_ns, jitter_ns)
@@ -143,7 +148,7 @@ class Network:
     def open(
         self, ends: Pair, key: Hashable, deliver: Callable[[str, object], None], closed: Callable[[str], None]
     ) -> Stream:
-        """Open a stream. The caller must have checked `can_reach`."""
+        """Open a stream. The caller must have checked with `can_reach` that the nodes can connect."""
         stream = Stream(self, ends, key, deliver, closed)
         self._numbers += 1
         self._streams[self._numbers] = stream
@@ -152,7 +157,7 @@ class Network:
         return stream
 
     def forget(self, stream: Stream) -> None:
-        """Remove a broken stream."""
+        """Remove a stream that has broken."""
         self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         for pipe in stream.pipes.values():
             self._stalled.get(pipe.pair, {}).pop(pipe.key, None)
@@ -164,12 +169,12 @@ class Network:
         return [stream for stream in self._streams.values() if stream.ends in ((one, other), (other, one))]
 
     def close_all(self, node: str) -> None:
-        """Close all streams of a node that has crashed or ended."""
+        """Close all streams of a node that has crashed or exited."""
         for stream in self.streams_of(node):
             stream.close()
 
     def can_reach(self, one: str, other: str) -> bool:
-        """Return whether a handshake succeeds, which needs both directions."""
+        """Return whether a handshake between two nodes would succeed. This requires both directions."""
         return not self._is_cut((one, other))
 
     def _is_cut(self, ends: Pair) -> bool:
@@ -184,7 +189,7 @@ class Network:
     # ---- pipes ----------------------------------------------------------------------------------------------------
 
     def delay_ns(self, pair: Pair, key: Hashable, number: int) -> int:
-        """Return the delay of one item in nanoseconds."""
+        """Return the delay of one item, in nanoseconds."""
         least_ns, jitter_ns = self._delays.get(pair, self._usual) if self._delays else self._usual
         delay = least_ns
         if jitter_ns:
@@ -195,7 +200,7 @@ class Network:
         return delay
 
     def path_ns(self, one: str, other: str, key: Hashable) -> int | None:
-        """Return the delay of a message outside a stream in nanoseconds; None if the message cannot arrive."""
+        """Return the delay, in nanoseconds, of a message outside any stream, or None if the message cannot arrive."""
         if one == other:
             return 0
         if (one, other) in self._blocked or one in self._silent or other in self._silent:
@@ -237,7 +242,7 @@ class Network:
         self._go_on()
 
     def silence(self, node: str) -> None:
-        """Make a paused node silent, so that it answers nothing."""
+        """Make a paused node silent, so that it does not answer anything."""
         self._silent[node] = None
         self.has_faults = True
         for stream in self.streams_of(node):
@@ -248,7 +253,7 @@ class Network:
         self._go_on()
 
     def reset(self) -> None:
-        """End all faults of paths, so that the scenario's delays apply again."""
+        """Remove all faults from the paths between nodes, so that the scenario's delays apply again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
         self._delays.update(self._paths)
@@ -258,7 +263,7 @@ class Network:
         self.kernel.at(self.kernel.now_ns + KEEPALIVE_NS, self._give_up, stream)
 
     def _give_up(self, stream: Stream) -> None:
-        """Close the stream if its path is cut. A path that was healed in the meantime and cut again counts as cut."""
+        """Close the stream if its path is cut now, even if the path was healed in the meantime and cut again."""
         if not stream.is_closed and self._is_cut(stream.ends):
             stream.close()
 
@@ -271,7 +276,7 @@ class Network:
 
 
 def has_marker(item: object) -> bool:
-    """Return whether the item is a frame with a marker."""
+    """Return whether the item is a frame that contains a marker."""
     if not isinstance(item, Frame) or not isinstance(item.body, Items):
         return False
     body = item.body

@@ -1,20 +1,23 @@
-"""Operators of a simulated fleet, and a reader of its outputs.
+"""Simulated operators of a fleet, and a simulated reader of its outputs.
 
-`SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, the operator looks at the service's
-record and resolves them. There is at most one open request, with one or two commands for one agent. The request and its answer may be lost,
-duplicated or late; then the operator repeats the request with the same keys, or gives up. Since the operator waits before it acts, a
-request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/input_output_oracles.py`).
+`SimOperator` retries some dead letters and drops others. If an effect needs an operator's decision, this operator
+consults the service's record and resolves the effect. At most one request is open at a time; it contains one or two
+commands for one agent. The request and its answer may be lost, duplicated or late. In these cases, the operator resends
+the request with the same keys, or gives up. Because the operator waits before it acts, a request may name a dead letter
+that has already been settled or rolled back. The answers are reported to the oracle in
+`oracles/input_output_oracles.py`.
 
-`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent once to the current leader; the next
-leader knows only the drain marks in the log. When the faults are over, the operator removes all marks, so that hosts may get agents again.
+`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent only once, to the
+current leader. A later leader knows only the drain marks in the log. When the faults have ended, the operator removes
+all drain marks, so that every host may run agents again.
 
-`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the current leader through the
-product's service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; equal tokens identify the same
-restore. When the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused. In that case it
-restores the newest epoch.
+`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the current
+leader through the product's service (`coordinator/service/restore_requests.py`). Each request is repeated until it is
+answered; requests with equal tokens ask for the same restore. If an agent's rollback request (`ctx.rollback`) was
+refused, the operator restores the newest epoch. When the faults have ended, it does nothing else.
 
-`SimReader` reads all outputs with a cursor. Sometimes the reader crashes and resumes from a saved cursor. The outputs that it has at the
-end are compared with the files.
+`SimReader` reads all outputs with a cursor. Sometimes the reader crashes and resumes from a saved cursor. At the end of
+the run, the outputs that it has read are compared with the release files.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,23 +58,28 @@ from snapline.storage.store.store import Store
 LOOK_NS = 60 * MS
 TIMEOUT_NS = 400 * MS
 THINKS = (1, 1, 5, 20)
-"""Delays before a request, in multiples of `LOOK_NS`."""
+"""Possible delays before the operator sends a request, in multiples of `LOOK_NS`."""
 
 COMMANDS_MAX = 24
-"""Maximum number of commands in a run, so that a dead letter that always fails does not keep the fleet busy."""
+"""Maximum number of commands in a run. The limit keeps a dead letter that always fails from keeping the fleet busy
+forever.
+"""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
 RETRIES_MAX = 2
-"""Number of retries before a dead letter is dropped. If each retry crashes its agent, the fleet recovers each time and finally fails."""
+"""Number of retries after which a dead letter is dropped. If every retry crashes the agent, the fleet recovers each
+time and finally fails.
+"""
 
 _MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
-"""Payload prefixes of dead letters that the operator handles. They do not affect the invariants of their patterns. Failed undos are not
-dropped."""
+"""Payload prefixes of the dead letters that the operator handles. Dropping these dead letters does not violate their
+patterns' invariants. A failed undo is never dropped.
+"""
 
 
 class SimOperator:
-    """Operator of one run that settles dead letters and effects; see the module docstring."""
+    """Operator that settles dead letters and effects. See the module docstring."""
 
     name = "operator"
 
@@ -86,17 +94,17 @@ class SimOperator:
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
-        """Start the operator without waiting until the fleet is ready."""
+        """Start the operator, even if the fleet is not ready yet."""
         if self._shared.scenario.clients.is_settling or self._shared.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
-        """Return descriptions of the answers for which the operator waits."""
+        """Return a description of the answer for which the operator waits, or an empty list if it does not wait."""
         is_over = bool(self._log.canonical.image.outcome)
         return ["an operator waits for an answer"] if self._open and not is_over else []
 
     def _pick(self, what: str, n: int) -> int:
-        """Draw a choice; 0 is benign."""
+        """Draw a number from 0 to n - 1. Zero is the benign choice."""
         return self._shared.choices.pick("operators", (what, self._said, self._attempt), n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
@@ -116,7 +124,9 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """Resolve an effect that needs an operator, based on the service's record. Return whether there is such an effect."""
+        """Resolve an effect that needs an operator's decision, according to the service's record. Return whether there
+        is such an effect.
+        """
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
                 effects = agent.effects
@@ -140,7 +150,7 @@ class SimOperator:
         return False
 
     def _choose(self) -> None:
-        """Choose commands for an agent's dead letters, if the agent has any."""
+        """Draw an agent, and choose commands for its dead letters if it has any."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         dead_letters = self._dead_letters_of(agent)
@@ -167,7 +177,9 @@ class SimOperator:
         return RETRY
 
     def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """Return number and identity of each of an agent's dead letters, and whether it is a failed undo."""
+        """Return, for each of an agent's dead letters that the operator handles, its number, its identity, and whether
+        it is a failed undo.
+        """
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
         if local_agent is None:
@@ -203,7 +215,9 @@ class SimOperator:
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
-        """Handle the answers of a host to a request that arrived under this plan; the answers may be lost."""
+        """Handle a host's answers to a request. `plan` is the plan under which the request arrived. The answers may be
+        lost.
+        """
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.ground_truth.inputs.drops.on_taken(
@@ -233,7 +247,9 @@ class SimOperator:
 # -- moves ----------------------------------------------------------------------------------------------------------------
 
 HOME_NS = 200_000_000
-"""Period of the `HOME_TIMES` attempts to remove the drain marks, since there may be no leader at the first attempt."""
+"""Interval between the `HOME_TIMES` attempts to remove the drain marks. One attempt may fail because there is no
+leader.
+"""
 
 HOME_TIMES = 20
 
@@ -241,7 +257,7 @@ Ask = Callable[[MovesRequested], None]
 
 
 class MovesOperator:
-    """Operator of one run that moves agents."""
+    """Operator that moves agents between hosts."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, ask: Ask) -> None:
         self._shared = shared
@@ -251,7 +267,7 @@ class MovesOperator:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """Schedule all moves, once the fleet has started to work."""
+        """Schedule all moves. Called when the fleet has started to work."""
         times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
         now_ns = self._shared.kernel.now_ns
         for time in range(times):
@@ -287,7 +303,9 @@ class MovesOperator:
         self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
 
     def on_answered(self, answer: AnswerMoves) -> None:
-        """Check that each request is answered at most once. A leader that is replaced or crashes leaves requests unanswered."""
+        """Check that the request was made and not already answered. Some requests are never answered, because their
+        leader crashed or was replaced.
+        """
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
@@ -299,22 +317,24 @@ class MovesOperator:
 # -- restores -------------------------------------------------------------------------------------------------------------
 
 AGAIN_NS = 400_000_000
-"""Time before the operator repeats an unanswered request: about as long as an election."""
+"""Time after which the operator repeats an unanswered request. It is about the duration of an election."""
 
 ASKED_MAX = 8
 
 HELPS_NS = 700_000_000
-"""Interval of checks for refused rollbacks: long enough for a restore."""
+"""Interval at which the operator checks for refused rollbacks. It is long enough for a restore to finish."""
 
 CALL_WAIT_NS, CALL_WAITS_MAX = 10_000_000, 200
-"""Interval and maximum number of waits for a call of an effect. Half of the restores happen during such a call, if one occurs soon."""
+"""Interval and maximum number of checks while a restore waits for an effect to be called. Half of the restores wait, so
+that they happen during such a call if one occurs soon.
+"""
 
 READ_S = 0.002
 """Time that the service needs to read the store during a restore."""
 
 
 class RestoreRequest(NamedTuple):
-    """One restore. `asked` is the number of requests sent for it."""
+    """A restore that the operator requests. `asked` is the number of requests sent for it so far."""
 
     token: str
     epoch: int
@@ -323,7 +343,9 @@ class RestoreRequest(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual event loop for the service of one leader. Calls are dropped once the leader has been replaced or has crashed."""
+    """Virtual event loop in which one leader's service runs. Worker calls are dropped if the leader has been replaced
+    or has crashed.
+    """
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)
@@ -336,7 +358,7 @@ class _LeaderLoop(VirtualLoop):
 
 
 class RestoreOperator:
-    """Operator of one run that restores the fleet."""
+    """Operator that restores the fleet."""
 
     def __init__(
         self,
@@ -346,8 +368,13 @@ class RestoreOperator:
         is_refused: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """`leader` returns the current leader, if any; `is_refused` tells whether an agent's rollback was refused; `is_calling` whether an
-        effect is being called."""
+        """Accept functions that return the state of the fleet.
+
+        Args:
+            leader: returns the current leader, or None if there is none.
+            is_refused: returns whether an agent's rollback request was refused.
+            is_calling: returns whether an effect is currently being called.
+        """
         self._shared = shared
         self._log = log
         self._leader = leader
@@ -359,7 +386,7 @@ class RestoreOperator:
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
-        """Schedule restores at drawn times; called when the fleet has started to work."""
+        """Schedule restores at drawn times. Called when the fleet has started to work."""
         part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
@@ -421,7 +448,7 @@ class RestoreOperator:
         )
 
     def on_answered(self, answer: le.AnswerRestore) -> None:
-        """Pass the leader's answer to the service."""
+        """Pass a leader's answer to the restore service."""
         future = self._open.pop(answer.request, None)
         if future is None:
             self._shared.say(
@@ -431,7 +458,7 @@ class RestoreOperator:
         future.set_result(answer)
 
     def _ended(self, restore_request: RestoreRequest, answer: Callable[[], RestoreReply]) -> None:
-        """Check that the answer to a restore agrees with the log."""
+        """Check that the answer to a restore request agrees with the coordinator's log."""
         probes = self._shared.judge.probes
         try:
             reply = answer()
@@ -462,10 +489,10 @@ DIES_ONE_IN, STOPS_ONE_IN = 5, 6
 
 
 class SimReader:
-    """Reader of outputs; see the module."""
+    """Reads the fleet's outputs. See the module docstring."""
 
     def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
-        """`is_damaged` tells whether a fault has damaged files of the store."""
+        """`is_damaged` returns whether a fault has damaged files in the store."""
         self._shared = shared
         self._store = store
         self._is_damaged = is_damaged
@@ -475,7 +502,7 @@ class SimReader:
         self._saved: tuple[list[ReadRelease], str] = [], ""
 
     def start(self) -> None:
-        """Start reading without waiting until the fleet is ready."""
+        """Start reading, even if the fleet is not ready yet."""
         if reads_outputs(self._shared.scenario):
             self._later()
 
@@ -492,7 +519,9 @@ class SimReader:
         self._later()
 
     def read(self) -> list[ReadRelease]:
-        """Read all outputs that are available now, and return all releases read so far."""
+        """Read all outputs that are currently available. Return all releases read so far, without those that were taken
+        back.
+        """
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

@@ -1,13 +1,14 @@
-"""Product attributes that are replaced for one run: lowered limits, and a cache of decoded manifests.
+"""Replaces attributes of the product for one run: lowers its limits, and caches decoded manifests.
 
-*Limits.* The product bounds every queue, window and pack by a constant for large fleets and long runs. Simulated fleets would never
-reach most of these limits, although bugs often occur there. So a scenario may set limits (`limits`) for its run and all its nodes;
-FoundationDB calls such limits knobs. All guarantees hold for every value in `drawn`. The values respect the conditions between
-limits: a window fits into a frame, and a frame fits into a part of a message.
+*Limits.* The product bounds every queue, window and pack by a constant that suits large fleets and long runs. Simulated
+fleets would never reach most of these limits, although bugs often occur at limits. So a scenario may set `limits`,
+which apply to all nodes in its run; FoundationDB calls such limits knobs. All guarantees hold for every value in
+`drawn`. The values respect the conditions between limits; for example, a window is larger than a part of a message.
 
-*Manifests.* Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a
-small fleet. Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache only saves time. Damaged bytes
-have another key, and errors are not cached.
+*Manifests.* In a small fleet, all manifests are read by the oracles and in every maintenance step of the store
+(publishing, sweeping, moving packs, deleting). The result of decoding depends only on the bytes, root, path and epoch,
+and a manifest never changes. So the cache only saves time. Damaged bytes have a different key, and errors are not
+cached.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from snapline.storage.packs.manifest import Manifest, decode_manifest
 # -- patches --------------------------------------------------------------------------------------------------------------
 
 Patch = tuple[Any, str, Any]
-"""A patch: object, name of the attribute, replacement."""
+"""A patch: the object, the name of its attribute, and the attribute's replacement."""
 
 
 @contextlib.contextmanager
@@ -48,13 +49,14 @@ MS_NS = 1_000_000
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """One limit of the product.
+    """A limit of the product.
 
     Attributes:
-        places: constants of the limit, as `module.CONSTANT`, in every module that imports the constant.
-        drawn: values from which a swarm draws.
-        scaled: conversion from the limit's unit to the constant's unit; None if both are the same.
-        with_it: dependent constants that must change together with the limit.
+        places: names of the constants that hold the limit, as `module.CONSTANT`, one for every module that imports the
+            constant.
+        drawn: values from which a swarm draws the limit.
+        scaled: function that converts from the limit's unit to the constant's unit. None if the units are the same.
+        with_it: dependent constants that must change with the limit, each with a function of the limit's value.
     """
 
     places: tuple[str, ...]
@@ -134,7 +136,7 @@ LIMITS: Mapping[str, Limit] = {
         (1, 100_000),
         with_it=(
             ("snapline.agent_runtime.host.epoch_files.THREADS", lambda _: 1),
-        ),  # sequential, since threads would not be reproducible
+        ),  # sequential, because threads would make runs irreproducible
     ),
     "chunk_tables": Limit(("snapline.agent_runtime.host.checkpoint_writer.TABLES_MAX",), (1, 2)),
     "agent_log_bytes": Limit(("snapline.agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
@@ -189,7 +191,7 @@ LIMITS: Mapping[str, Limit] = {
         (2, 4),
     ),
     # store
-    "dead_bytes": Limit(  # alone it has no effect in a small store and a short run
+    "dead_bytes": Limit(  # alone, this limit has no effect in a small store and a short run
         ("snapline.storage.packs.compaction.DEAD_BYTES_MIN",),
         (1, 1000),
         with_it=(
@@ -212,7 +214,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @contextlib.contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Set these limits within a `with` block; all other limits keep their values."""
+    """Set these limits within a `with` block. All other limits keep their values."""
     with patched([patch for name, value in limits.items() for patch in _patches(LIMITS[name], value)]):
         yield
 
@@ -233,22 +235,22 @@ def _owner(place: str) -> tuple[object, str]:
 # -- manifests ------------------------------------------------------------------------------------------------------------
 
 MANIFESTS_KEPT = 256
-"""Number of cached manifests: more than a small fleet's store contains, and bounded for large stores."""
+"""Maximum number of cached manifests. A small fleet's store contains fewer; the limit matters only for large stores."""
 
 
 class ManifestDecoder(Protocol):
-    """Interface of `decode_manifest` and its replacements."""
+    """Signature of `decode_manifest` and its replacements."""
 
     def __call__(self, data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest: ...
 
 
 def manifests_cached() -> contextlib.AbstractContextManager[None]:
-    """Cache decoded manifests during one run, so that the store decodes each manifest once."""
+    """Cache decoded manifests within a `with` block, so that the store decodes each manifest only once."""
     return patched([(manifest, "decode_manifest", remembered(decode_manifest))])
 
 
 def remembered(decode: ManifestDecoder) -> ManifestDecoder:
-    """Return a function that decodes manifests and caches its results."""
+    """Return a function that decodes manifests by calling `decode` and caches the results."""
     known: dict[tuple[bytes, str, str, int | None], Manifest] = {}
 
     def decoded(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:

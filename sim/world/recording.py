@@ -1,8 +1,8 @@
-"""Recording of a run's events with their times, for diagrams, reports and exports. A run is recorded only on request.
+"""Records a run's events and their times, for diagrams, reports and exports. A run is recorded only on request.
 
-Events are those of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. A recording also contains epochs, hosts and
-orphans, which traces lack. The recording is made from the hosts' traces (`SharedTrace`): the same events as with `snapline run
---trace`, in one global order.
+A recording contains the events of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. It also contains
+epochs, hosts and orphans, which a trace lacks. The events are taken from the hosts' traces (`SharedTrace`). They are
+the same events that `snapline run --trace` writes, but in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,20 +14,23 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 from snapline.sim.world.kernel import Kernel
 
 EVENTS_MAX = 2_000_000
-"""Maximum number of recorded events: about half a gigabyte. Larger traces are not useful."""
+"""Maximum number of recorded events, which take about half a gigabyte. Larger recordings are not useful."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event of a trace. Messages have the name "sender/plan>receiver:number", which is unique in a run."""
+    """An event of a trace, with its time. A message's name in the event is "sender/plan>receiver:number", which is
+    unique within a run.
+    """
 
     t_ns: int
     event: Event | Recovery
 
 
 class EpochSpan(msgspec.Struct):
-    """One epoch, from its start to its outcome.
+    """An epoch, from its start to its outcome.
 
-    `cut` holds the checkpoint number of each agent, for a complete epoch. `plan` is the plan under which the epoch began.
+    If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the plan under which the epoch
+    began.
     """
 
     epoch: int
@@ -39,7 +42,7 @@ class EpochSpan(msgspec.Struct):
 
 
 class HostSpan(msgspec.Struct):
-    """One run of a host. `until_ns` is 0 while the host is alive."""
+    """A host's run, from its start to its end. `until_ns` is 0 while the host is alive."""
 
     host: str
     from_ns: int
@@ -47,20 +50,20 @@ class HostSpan(msgspec.Struct):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """An orphan message that a violation reports, with the message's name in the events."""
+    """An orphan message that a violation reports. `message` is the message's name in the recorded events."""
 
     message: str
     text: str
 
 
 class Recording:
-    """Recording of one run; the world adds the events.
+    """Recording of one run. The simulated world adds the events.
 
     Attributes:
         agents: initial agents, in order.
-        placed: host of each agent at the start.
-        events: events in order.
-        is_cut: whether the run had more than `EVENTS_MAX` events.
+        placed: each agent's host at the start.
+        events: recorded events, in order.
+        is_cut: whether events are missing because the run had more than `EVENTS_MAX`.
     """
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ class Recording:
         self.orphans: list[Orphan] = []
 
     def add(self, t_ns: int, event: Event | Recovery) -> None:
-        """Record one event."""
+        """Record an event, unless the recording is full."""
         if len(self.events) < EVENTS_MAX:
             self.events.append(TimedEvent(t_ns, event))
         else:
@@ -81,7 +84,7 @@ class Recording:
 
 
 class HostTrace:
-    """Trace of one host; implements `TraceSink` of `agent_runtime/host`."""
+    """Trace of one host. Implements `TraceSink` from `agent_runtime/host`."""
 
     def __init__(self, shared: "SharedTrace", plan: Callable[[], int]) -> None:
         self._shared = shared
@@ -92,25 +95,25 @@ class HostTrace:
             self._shared.message(what, agent, other, number)
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """Do nothing, because a recording has no markers."""
+        """Do nothing, because a recording contains no markers."""
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         if self._is_current():
             self._shared.checkpoint(agent, number, kind)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Do nothing, because `SharedTrace.on_plan` records the line of the whole fleet."""
+        """Do nothing, because `SharedTrace.on_plan` records the recovery line of the whole fleet."""
 
     def flush(self) -> None:
-        """Do nothing, because nothing is buffered."""
+        """Do nothing, because a recording buffers nothing."""
 
     def _is_current(self) -> bool:
-        """Return whether the host works under the newest plan. Work under older plans was rolled back."""
+        """Return whether the host follows the newest plan. Work under older plans has been rolled back."""
         return self._plan() == self._shared.plan
 
 
 class SharedTrace:
-    """Traces of all hosts.
+    """Traces of all hosts, combined in one recording.
 
     Attributes:
         plan: number of the newest committed plan.
@@ -124,7 +127,9 @@ class SharedTrace:
         recording.agents = list(agents)
 
     def of(self, plan: Callable[[], int]) -> HostTrace:
-        """Return the trace of one run of a host; `plan` returns the host's current plan."""
+        """Return the trace for one run of a host. `plan` returns the number of the plan that the host currently
+        follows.
+        """
         return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
@@ -142,7 +147,7 @@ class SharedTrace:
         self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
-        """Record a committed plan, which rolls back everything after its line. `placed` maps agents to hosts."""
+        """Record a committed plan. The plan rolls the fleet back to its recovery line. `placed` maps agents to hosts."""
         self.plan = number
         if number == 1:
             self._recording.placed.update(placed)

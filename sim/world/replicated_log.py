@@ -1,41 +1,49 @@
-"""The coordinator's replicated log in virtual time, with the interface that the coordinator uses.
+"""Model of the coordinator's replicated log in virtual time, with the interface that the coordinator uses.
 
-Problem. The library of the real log owns threads, sockets, clock and files, so it cannot run in a simulated world. Its interface
-to the coordinator is small: `propose → committed, rejected, unknown`, and the leader. This model has the same interface for
-replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. The upper half of
-the module defines:
+Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a
+simulated world. Its interface to the coordinator is small: it names the leader, and `propose` ends as committed,
+rejected or unknown. This model provides the same interface to the replicas c1 … cn. It allows all behaviour that was
+observed in the real library within the fault budget. The interface has these rules:
 
-1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. Other replicas apply entries, or
-   restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
-2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, under any leader.
-3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry took its
-   position. The entry never gets into the log.
-4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after forwarding. With a probability set by
-   `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be in the log, now or later.
-5. A new leader is notified when its barrier is committed. By then the leader has applied all earlier committed entries.
+1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. The other replicas apply
+   entries, or restore the frozen canonical state, only when their state is accessed or when they become the leader. So
+   three replicas cost little more than one.
+2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, no matter which leader
+   committed the entry.
+3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry
+   took its position. The entry is never committed.
+4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after the proposal was forwarded. With
+   a probability set by `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be
+   committed now or later, or never.
+5. A new leader learns that it leads when its barrier is committed. By then, it has applied all entries committed
+   earlier.
 
-Outcomes and standings are reported only from events scheduled with `at`, never from within `propose`.
+Outcomes and changes of leader are reported only from calls scheduled with `at`, never from within `propose`.
 
-This module carries G8 in the simulator. Choices come from the stream "log". Duty of callers: never change a state returned by
-`state_of` or `canonical`; `validate` detects such changes.
+This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never change a
+state that they get from `state_of` or `canonical`; `validate` detects such changes.
 
-The lower half is a model of Raft, for leaders and commits. It treats logs as a whole, in virtual time and without messages. It follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
+Leaders and commits follow a model of Raft. The model sends no messages: it copies whole logs, in virtual time. It is
+based on Ongaro and Ousterhout 2014; the section numbers refer to that paper:
 
-1. A *leader term* is one term of one leader: an append-only list of slots. The list starts as a copy of the
-   leader's log at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots
-   of some leader term. So equal slots have equal predecessors by construction (log matching, 5.3).
-2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed at once, and take effect on the
-   next access (`settle`). One event occurs at the instant when a majority has acknowledged the slots. The event commits the
-   slots if a majority really has them and the barrier is among them (5.4.2).
-3. A candidate has not heard from a leader for an election timeout, reaches a majority, and has a log at least as good as the
-   log of each voter (5.4.1). The candidate is elected after a drawn delay, in a new term, and its voters reject older terms
-   from then on. A replica that hears from a leader votes only with a drawn probability, since the real library has no such
-   rule.
-4. A leader that reaches no majority still considers itself the leader for `LEASE_NS`, and appends to its own term meanwhile.
-5. A crash loses all slots that are not durable. If the leader crashes, drawn tails of its appends in flight are lost too. A
-   replica that starts has its durable prefix.
+1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list starts as a
+   copy of the leader's log at its election, followed by a barrier (an empty slot). Every replica's durable log consists
+   of the first `length` slots of some leader term. So if two logs contain the same slot, their earlier slots are the
+   same too (log matching, 5.3).
+2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed when the log is sent, and
+   take effect when the replica is next accessed (`settle`). A call is scheduled for the instant at which a majority has
+   acknowledged the slots. It commits the slots if a majority really has them and the barrier is among them (5.4.2).
+3. A replica becomes a candidate if it has not heard from a leader for an election timeout. It needs votes from a
+   majority, and its log must be at least as up-to-date as each voter's log (5.4.1). It is elected in a new term after a
+   drawn delay, and its voters reject older terms from then on. A replica that still hears from a leader usually does not
+   vote. A random draw allows exceptions, because the real library has no such rule.
+4. A leader that cannot reach a majority still considers itself the leader for `LEASE_NS`, and continues to append to
+   its own leader term.
+5. A crash loses all slots that are not durable. If the leader crashes, a drawn number of its latest appends in flight
+   is lost too. A replica that restarts has its durable log.
 
-Departures: there is no log compaction, a cut link loses no appends in flight, and a vote needs no sync.
+Departures: there is no log compaction, appends in flight are not lost when a link is cut, and a vote is not synced to
+disk.
 """
 
 from collections import deque
@@ -54,18 +62,24 @@ from snapline.sim.choices import Choices
 MS = 1_000_000
 
 TICK_NS = 100 * MS
-"""Interval of heartbeats: below the smallest election timeout, so that a healthy leader's heartbeats arrive in time."""
+"""Interval between heartbeats. It is shorter than the shortest election timeout, so that a healthy leader's heartbeats
+arrive in time.
+"""
 
 ELECTION_NS = 150 * MS
 ELECTION_STEP_NS = 10 * MS
 ELECTION_STEPS = 16
-"""Number of different election timeouts, which are 150 to 300 ms: a fifth of the real ones, so that a run has more elections."""
+"""Number of possible election timeouts, from 150 to 300 ms. They are a fifth of the real timeouts, so that a run has
+more elections.
+"""
 
 LEASE_NS = 1_000 * MS
-"""Time for which a leader without a majority still considers itself the leader: several elections, so that stale leaders are common."""
+"""Time for which a leader without a majority still considers itself the leader. It is as long as several elections, so
+that stale leaders are common.
+"""
 
 ALONE_NS = 100 * MS
-"""Start time of a single replica, which needs no votes."""
+"""Time that a single replica takes to become the leader, which needs no votes."""
 
 VOTE_STEP_NS = 5 * MS
 VOTE_STEPS = 10
@@ -74,13 +88,15 @@ SYNC_STEPS = 10
 
 SPLITS = 8
 DISRUPTIONS = 4
-"""One election in `SPLITS` fails because of split votes; one candidate in `DISRUPTIONS` disturbs a healthy leader."""
+"""One election in `SPLITS` fails because of split votes. One candidate in `DISRUPTIONS` disrupts a healthy leader."""
 
 Key = tuple[str | int, ...]
 
 
 class Slot:
-    """One position in a log. A slot whose `entry` is None is a barrier. `result` is valid once the slot is committed."""
+    """A position in a log. If `entry` is None, the slot is a barrier. `result` is valid only after the slot was
+    committed.
+    """
 
     __slots__ = ("entry", "index", "proposer", "result", "term")
 
@@ -90,15 +106,15 @@ class Slot:
 
 
 class LeaderTerm:
-    """One term of one leader.
+    """The slots that one leader has in its log during one term.
 
     Attributes:
-        slots: log of the leader.
-        barrier: position of this term's first slot.
+        slots: the leader's log.
+        barrier: position of this term's first new slot.
         match: number of slots that each replica has acknowledged.
         committed: number of slots that the leader knows to be committed.
-        commit_ns: time of the last pending commit; commits happen in the order of their slots.
-        sends: number of times that the log was sent since its last slot was added.
+        commit_ns: time of the latest scheduled commit. Commits happen in the order of their slots.
+        sends: number of times that the log was sent since a slot was last added.
         is_deposed: whether the leader's heartbeats are suppressed until another leader is elected.
     """
 
@@ -117,7 +133,9 @@ class LeaderTerm:
 
 
 class Append(msgspec.Struct, frozen=True):
-    """An append in flight: the first `length` slots of a leader term, which are durable at a replica from `durable_ns` on."""
+    """An append in flight to a replica. From `durable_ns` on, the first `length` slots of the leader term are durable
+    at the replica.
+    """
 
     durable_ns: int
     leader_term: LeaderTerm
@@ -135,24 +153,24 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class SimReplica:
-    """One replica of the coordinator.
+    """A replica of the coordinator, as the log model sees it.
 
     Attributes:
-        run: number that grows with every start and crash; callbacks of another run are dropped.
-        term: newest term that the replica knows or has voted in; older leaders are rejected.
+        run: number that increases with every start and crash. Callbacks from an earlier run are dropped.
+        term: newest term that the replica knows or has voted in. Leaders of older terms are rejected.
         log, length: the durable log is `log[:length]`.
-        appends: appends in flight to the replica, in order, all of one leader term.
-        leading: leader term that the replica believes it leads.
-        heard_from: leader term of the leader from which the replica hears.
-        heard_ns: time when the replica last heard from a leader, or voted.
-        majority_ns: time when the replica, as leader, last reached a majority.
-        reported_standing: standing (term, leader, whether the replica leads) that was reported last.
-        attempt, timeout_ns, is_disrupting: draws for the current attempt at an election.
-        state: the applied state.
+        appends: appends in flight to the replica, in order. All belong to the same leader term.
+        leading: leader term that the replica believes it leads, or None.
+        heard_from: leader term of the leader from which the replica last heard, or None.
+        heard_ns: time at which the replica last heard from a leader or voted.
+        majority_ns: time at which the replica last reached a majority as the leader.
+        reported_standing: most recently reported standing: the term, the leader, and whether the replica leads.
+        attempt, timeout_ns, is_disrupting: the current attempt at an election, and the values drawn for it.
+        state: state after the applied slots.
         applied: number of applied slots.
         known: number of slots that the replica knows to be committed.
-        waiting: proposers that wait for an outcome.
-        proposals: number of all proposals of the replica.
+        waiting: this replica's proposers that wait for an outcome.
+        proposals: number of proposals that the replica has made.
     """
 
     def __init__(self, name: str) -> None:
@@ -176,11 +194,11 @@ class SimReplica:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Return the rank of the replica's log: term of the last slot, then length (5.4.1)."""
+        """Return the replica's rank in elections: the term of its last slot, then the length of its log (5.4.1)."""
         return (self.log[self.length - 1].term if self.length else 0), self.length
 
     def settle(self, now_ns: int) -> None:
-        """Extend the durable log by the appends that have arrived and are synced by now."""
+        """Extend the durable log by the appends that have arrived and been synced by now."""
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
@@ -189,7 +207,7 @@ class SimReplica:
                 append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """Reject older leaders from now on, including their appends in flight."""
+        """Reject leaders of older terms from now on, including their appends in flight."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -197,13 +215,13 @@ class SimReplica:
 
 
 class LogModel(Protocol):
-    """Interface for the effects of leader terms on states and proposers; implemented by `SimulatedLog`."""
+    """Interface through which the Raft model reports commits and changes of leader. Implemented by `SimulatedLog`."""
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Handle a commit, after which the leader knows the first `length` slots of its term to be committed, more than before."""
+        """Handle a commit. The leader now knows that the first `length` slots of its leader term are committed."""
 
     def on_standing_changed(self, replica: SimReplica) -> None:
-        """Handle a change of `reported_standing`."""
+        """Handle a change in `reported_standing`."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
         """Handle a replica's first contact with a new leader."""
@@ -213,13 +231,13 @@ class LogModel(Protocol):
 
 
 class RaftModel:
-    """Model of elections, replication and commits.
+    """Model of elections, replication and commits in Raft.
 
     Attributes:
-        newest: leader term with the highest term number.
-        term: that number.
-        majority: size of a majority.
-        at, now, pick: functions that schedule calls, return the time and draw choices.
+        newest: leader term with the highest term number, or None before the first election.
+        term: highest term number so far.
+        majority: number of replicas that form a majority.
+        at, now, pick: functions that schedule calls, return the current time, and draw choices.
     """
 
     def __init__(
@@ -244,7 +262,7 @@ class RaftModel:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def bring_up(self, replica: SimReplica) -> None:
-        """Start the replica with its durable log."""
+        """Start the replica, which then has its durable log."""
         replica.is_up = True
         replica.run += 1
         replica.heard_ns = self.now()
@@ -255,7 +273,7 @@ class RaftModel:
             self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: SimReplica) -> None:
-        """Stop the replica. Slots that are not durable are lost."""
+        """Stop the replica. Its slots that are not durable are lost."""
         replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
@@ -266,7 +284,9 @@ class RaftModel:
             self._lose_tails(leader_term)
 
     def depose(self) -> None:
-        """Suppress the newest leader's heartbeats until another leader is elected. A single replica is elected again."""
+        """Suppress the newest leader's heartbeats until another leader is elected. If there is only one replica, it is
+        re-elected.
+        """
         leader_term = self.newest
         if leader_term is None or self.replicas[leader_term.leader].leading is not leader_term:
             return
@@ -281,7 +301,9 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """Discard a crashed leader's last appends in flight to each follower; choices decide how many (0: none is lost)."""
+        """Discard some of a crashed leader's latest appends in flight to each follower. Choices decide how many; 0
+        means none.
+        """
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -292,7 +314,7 @@ class RaftModel:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, leader_term: LeaderTerm) -> None:
-        """Send the whole log to all reachable replicas, and schedule the commit."""
+        """Send the whole log to all reachable replicas, and schedule the commit if a majority will acknowledge it."""
         leader, now_ns, length = self.replicas[leader_term.leader], self.now(), len(leader_term.slots)
         leader_term.sends += 1
         sync_ns = (1 + self.pick(("sync", leader_term.term, length, leader_term.sends), SYNC_STEPS)) * SYNC_STEP_NS
@@ -321,7 +343,9 @@ class RaftModel:
             self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
 
     def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
-        """Let a follower hear from a leader. The follower's term changes at once; its standing changes when the message arrives."""
+        """Let a follower hear from a leader. The follower's term changes at once, but its standing changes only when
+        the message arrives.
+        """
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not leader_term:
@@ -336,7 +360,7 @@ class RaftModel:
             self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """Let the leader learn that the replica knows a newer term."""
+        """Let the leader learn that the replica knows a newer term, unless the answer cannot arrive."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -362,7 +386,7 @@ class RaftModel:
                 self.tell(leader, Standing(leader_term.term, leader.name, is_leader=True))
 
     def _agreed(self, leader_term: LeaderTerm) -> int:
-        """Return the number of slots that a majority of replicas holds."""
+        """Return how many slots a majority of replicas has acknowledged."""
         if len(leader_term.match) < self.majority:
             return 0
         return sorted(leader_term.match.values(), reverse=True)[self.majority - 1]
@@ -383,7 +407,7 @@ class RaftModel:
         self._stand(replicas)
 
     def _beat(self, leader: SimReplica, leader_term: LeaderTerm) -> None:
-        """Send one round of heartbeats; the leader steps down if it has not reached a majority for too long."""
+        """Send one round of heartbeats. If the leader has not reached a majority for too long, it steps down."""
         now_ns, reached, is_lagging = self.now(), 1, leader_term.committed < len(leader_term.slots)
         for replica in self.replicas.values() if not leader_term.is_deposed else ():
             there_ns = self.delay(leader, replica) if replica is not leader else None
@@ -405,7 +429,7 @@ class RaftModel:
             self.replicate(leader_term)
 
     def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
-        """Inform a follower of the committed slots; return whether the follower lacks slots."""
+        """Inform a follower which slots are committed. Return whether the follower lacks slots."""
         replica.settle(self.now())
         if replica.log is not leader_term.slots:
             return True
@@ -415,7 +439,9 @@ class RaftModel:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Start an election for the replica that has waited longest beyond its timeout, among those that would win."""
+        """Start an election. Among the replicas that would win, the candidate is the replica that has exceeded its
+        timeout by the longest time.
+        """
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -443,7 +469,7 @@ class RaftModel:
         self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
     def _timeout_of(self, replica: SimReplica) -> int:
-        """Return the replica's election timeout, which is drawn once for each attempt."""
+        """Return the replica's election timeout, which is drawn anew for each attempt."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
             key = (replica.name, self._attempt)
@@ -452,7 +478,7 @@ class RaftModel:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Return the replicas that would vote for the candidate at this moment."""
+        """Return the replicas that would currently vote for the candidate."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -465,11 +491,15 @@ class RaftModel:
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
-        """Return whether the voter may vote for the candidate, by the rule that preserves committed entries (5.4.1)."""
+        """Return whether the candidate's log is at least as up-to-date as the voter's. This rule preserves committed
+        entries (5.4.1).
+        """
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether the voter neither hears from a leader nor is a leader that reaches a majority."""
+        """Return whether no leader prevents the voter from voting: it has not recently heard from a leader, or reached
+        a majority as the leader.
+        """
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -501,7 +531,7 @@ class RaftModel:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """Make the replica step down; no other leader is known yet."""
+        """Make the replica stop leading. It does not know another leader yet."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
@@ -513,17 +543,21 @@ class RaftModel:
             self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
-        """Return the current delay between two replicas, or None if either is down or the target is unreachable."""
+        """Return the current delay between two replicas, or None if either replica is down or the target is
+        unreachable.
+        """
         if not (source.is_up and target.is_up):
             return None
         return self._delay_ns(source.name, target.name)
 
 
 PROPOSE_NS = 5_000 * MS
-"""Time limit of a proposal, as in the real driver."""
+"""Time limit for a proposal's outcome, as in the real driver."""
 
 IMAGE_AFTER = 64
-"""Maximum number of slots applied one by one. A replica that lacks more slots restores the whole state, as from a dump."""
+"""Maximum number of slots that a replica applies one by one. A replica that lacks more slots restores the whole state,
+as if from a dump.
+"""
 
 Then = Callable[[ProposalOutcome], None]
 
@@ -531,12 +565,12 @@ _LATE = Unknown("no answer within the deadline")
 
 
 class SimulatedLog:
-    """The replicated log. All nodes are down until `start`.
+    """The replicated log. All replicas are down until `start` is called.
 
     Attributes:
         canonical: state after all committed entries.
         entries: committed entries, in order.
-        raft: model of leaders and commits.
+        raft: model that determines leaders and commits.
     """
 
     def __init__(
@@ -550,13 +584,16 @@ class SimulatedLog:
         on_standing: Callable[[str, Standing], None],
         on_committed: Callable[[int, str, bytes, OperationResult], None],
     ) -> None:
-        """Create the log; nothing happens before `start`.
+        """Create the log. Nothing happens before `start` is called.
 
         Args:
-            at: function that schedules a call at a time in virtual nanoseconds.
-            delay_ns: function that returns the delay between two nodes that are both up; None if the second is unreachable now.
-            on_standing: function that is called when a node learns of another leader or term, but not for its crash or start.
-            on_committed: function that is called at the commit with (position in `entries`, proposer, entry, result).
+            at: function that schedules a call at a virtual time in nanoseconds.
+            delay_ns: function that returns the delay between two nodes that are both up, or None if the second node is
+                currently unreachable.
+            on_standing: function that is called when a node learns of a new leader or term. It is not called when the
+                node starts or crashes.
+            on_committed: function that is called at each commit with the position in `entries`, the proposer, the entry
+                and the result.
         """
         self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
@@ -570,7 +607,7 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Return the leader of the newest term if it knows that it leads; "" if there is none."""
+        """Return the newest term's leader if that leader knows that it leads. Otherwise return ""."""
         leader_term = self.raft.newest
         if (
             leader_term is None
@@ -585,8 +622,9 @@ class SimulatedLog:
         return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
-        """Return the replica's applied state, which stays the same object until the node crashes. A leader's state has all entries it knows
-        to be committed."""
+        """Return the replica's applied state. The object stays the same until the node crashes. A leader's state
+        contains all entries that the leader knows to be committed.
+        """
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -595,7 +633,9 @@ class SimulatedLog:
     # ---- for the world --------------------------------------------------------------------------------------------
 
     def start(self, node: str) -> None:
-        """Start a replica with its durable log. Its state is empty until the replica learns which entries are committed."""
+        """Start a replica, which then has its durable log. The replica's state is empty until it learns which entries
+        are committed.
+        """
         replica = self._replicas[node]
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
@@ -603,8 +643,9 @@ class SimulatedLog:
         self.raft.bring_up(replica)
 
     def crash(self, node: str) -> None:
-        """Crash the replica. Slots that are not durable are lost, and its proposers get no outcome. Has no effect if the replica is
-        down."""
+        """Crash the replica. Its slots that are not durable are lost, and its proposers get no outcome. Has no effect
+        if the replica is down.
+        """
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
@@ -615,11 +656,11 @@ class SimulatedLog:
         self.raft.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set the rate per thousand of proposals whose outcome is made unknown by a random draw."""
+        """Set how many proposals in a thousand, chosen by random draws, have an unknown outcome."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Propose `entry`; `then` gets its outcome once, unless the node crashes before that."""
+        """Propose `entry`. `then` is called once with the outcome, unless the node crashes first."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -636,7 +677,7 @@ class SimulatedLog:
     # ---- proposals ------------------------------------------------------------------------------------------------
 
     def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        """Append the entry to the leader's log; `then` is None if no proposer waits for the outcome."""
+        """Append the entry to the leader's log. If no proposer waits for the outcome, `then` is None."""
         slot = Slot(entry, index=len(leader_term.slots), term=leader_term.term, proposer=proposer.name)
         leader_term.slots.append(slot)
         leader_term.sends = 0
@@ -666,7 +707,9 @@ class SimulatedLog:
         return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """Make the outcome of a proposal unknown: the answer is lost, and the proposal itself is appended, delayed or lost."""
+        """Make a proposal's outcome unknown. The answer is lost, and the proposal itself is appended at once, appended
+        late, or lost.
+        """
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -691,7 +734,7 @@ class SimulatedLog:
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
-        """Pass outcomes to proposers whose wait is over. Their reaction may crash the replica."""
+        """Pass outcomes to the proposers whose wait has ended. The reaction of a proposer may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
         if done:
             replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]
@@ -705,7 +748,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
 
     def _outcome_of(self, slot: Slot) -> ProposalOutcome:
-        """Return the outcome of a slot whose position is committed."""
+        """Return the outcome of a slot at whose position an entry has been committed."""
         if self._committed[slot.index] is slot:
             return Committed(slot.result)
         return Rejected("another entry took its place")
@@ -713,7 +756,7 @@ class SimulatedLog:
     # ---- states ---------------------------------------------------------------------------------------------------
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Apply the leader's committed slots. Slots that no replica has applied before are reported as committed."""
+        """Apply the leader's committed slots. Report those that no replica had applied before as committed."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
         if length > done:
@@ -735,7 +778,7 @@ class SimulatedLog:
                 self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
 
     def _catch_up(self, replica: SimReplica, length: int) -> None:
-        """Apply the committed slots that this replica lacks, or restore the whole state if it lacks too many."""
+        """Apply the committed slots that this replica lacks. If it lacks too many, restore the whole state instead."""
         missing = length - replica.applied
         if missing <= 0:
             return
@@ -757,7 +800,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
 
     def on_beat(self, replica: SimReplica) -> None:
-        """Pass outcomes to a follower's proposers whose proposals are committed or past their time limit."""
+        """Pass outcomes to the replica's proposers whose proposals are committed or have exceeded their time limit."""
         if replica.waiting:
             now_ns = self.raft.now()
             if replica.leading is None:
@@ -768,7 +811,9 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise AssertionError if an invariant does not hold between events. The check costs as much as applying all entries."""
+        """Raise AssertionError if an invariant is violated. Call this method only between events; it takes as long as
+        applying all entries.
+        """
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
@@ -783,7 +828,9 @@ class SimulatedLog:
             assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """Return the frozen state after each wanted number of committed slots, computed from the beginning."""
+        """Return the frozen state after each of these numbers of committed slots. All slots are applied again from the
+        beginning.
+        """
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:

@@ -1,7 +1,8 @@
-"""One replica of the simulated coordinator. While the replica leads, it runs the production leader core and store keeper.
+"""A replica of the simulated coordinator. While the replica leads, it runs the production leader core and store keeper.
 
-The replica provides the environment of the leader's driver in virtual time. Proposals go to the model of the replicated log.
-Blocking calls of the store keeper happen at a single instant, at the end of their duration, and several calls may overlap.
+The replica provides the environment for the leader's driver, in virtual time. Proposals go to the model of the
+replicated log. A blocking call by the store keeper happens at a single instant, at the end of its duration. The
+durations of several calls may overlap.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -30,7 +31,7 @@ from snapline.sim.world.world_state import WorldState
 from snapline.storage.retention.epoch_retention import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
-"""Time limit of a proposal, as in production."""
+"""Time limit for a proposal's outcome, as in production."""
 
 
 def _options(shared: WorldState, client: str) -> LeaderOptions:
@@ -57,12 +58,12 @@ def _keeper(shared: WorldState, node: str, state: FleetState) -> StoreKeeper:
 
 
 class SimLeader:
-    """A leader, which implements the environment of its driver (`LeaderEnvironment`).
+    """The leader part of a replica. Implements the driver's `LeaderEnvironment`.
 
     Attributes:
         is_over: whether the leader has been replaced or has crashed.
-        freezes: freeze requests and their answers.
-        restoring: service for restores by operators.
+        freezes: freeze requests to hosts, and the hosts' answers.
+        restoring: service that handles operators' restore requests.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SimLeader:
         term: int,
         crash: Callable[[], None],
     ) -> None:
-        """`crash` is a function that ends the leader's process."""
+        """`crash` ends the leader's process."""
         self._shared = shared
         self._kernel = shared.kernel
         self._log = log
@@ -104,7 +105,7 @@ class SimLeader:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
-        """Stop leading and close all streams. Open proposals may still be committed."""
+        """Stop leading, and close all streams. Proposals without an outcome may still be committed."""
         self.is_over = True
         for stream in list(self._sessions.values()):
             stream.close()
@@ -123,20 +124,20 @@ class SimLeader:
             self._shared.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
-        """Pass an event to the driver, unless this leader has been replaced or has crashed."""
+        """Pass an event to the leader's driver, unless this leader has been replaced or has crashed."""
         if not self.is_over:
             self._driver.feed(event)
 
     def has_released(self, epoch: int) -> bool:
-        """Return whether the leader has released all complete epochs up to this one."""
+        """Return whether the leader has released the outputs of all complete epochs up to this epoch."""
         return not self._core.parts.releases.has_unreleased_up_to(epoch)
 
     def ask(self, number: int) -> None:
-        """Request a snapshot; `number` identifies the request."""
+        """Request a snapshot from the leader. `number` identifies the request."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
     def tell(self, wanted: ev.Event) -> None:
-        """Pass an operator's request for a restore or for moves to the driver."""
+        """Pass an operator's restore or moves request to the leader's driver."""
         self.fire((self.feed, wanted))
 
     # ---- streams --------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class SimLeader:
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream for a host that connects to the leader."""
+        """Open a stream from a host to the leader."""
         self._numbers += 1
         number = self._numbers
 
@@ -282,11 +283,11 @@ def _call(function: Callable[[], None]) -> None:
 
 
 class SimulatedReplica:
-    """The process of one replica.
+    """A replica's process.
 
     Attributes:
-        leader: leader core of this replica while the replica leads.
-        known_leader: leader that this replica knows, or "" if it knows none.
+        leader: leader part of this replica; None while the replica does not lead.
+        known_leader: name of the leader that this replica knows, or "" if it knows none.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldObserver, node: str) -> None:
@@ -305,17 +306,17 @@ class SimulatedReplica:
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream for a host that connects to the leader in this process."""
+        """Open a stream from a host to the leader in this process."""
         assert self.leader is not None
         return self.leader.open_session(host, key, received, closed)
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Pass on the report of a host's watchdog thread that a handler blocks the host."""
+        """Pass a report from a host's watchdog thread, which says that a handler blocks the host, to the leader."""
         assert self.leader is not None
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
 
     def on_standing(self, standing: Standing) -> None:
-        """Start or stop leading when this replica learns of another leader or term."""
+        """Start or stop leading, as required by the leader and term that this replica has learned."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self._shared, self._log, self._notes, self._node, standing.term, self.crash)
@@ -324,14 +325,14 @@ class SimulatedReplica:
             self._stop_leading()
 
     def start(self) -> None:
-        """Start the process. Has no effect if it is running."""
+        """Start the process. Has no effect if the process is running."""
         if not self.is_up:
             self.is_up = True
             self._log.start(self._node)
             self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "start", 0, 0))
 
     def crash(self) -> None:
-        """Crash the process. Has no effect if it is down."""
+        """Crash the process. Has no effect if the process is down."""
         if not self.is_up:
             return
         self.is_up = False

@@ -1,15 +1,17 @@
-"""Driver of handlers that wait, and stubs that replace outside services. Handlers may await only
-what their context offers, such as `ctx.step`. Handlers and stubs that wait (`Wait`) resume when a scheduled call ends their wait.
+"""Drives handlers that wait, and provides stubs that replace outside services. A handler may await only what its
+context offers, such as `ctx.step`. A handler or stub that waits (`Wait`) resumes when a scheduled call ends its wait.
 
-A step calls its stub if the fleet has stubs. Otherwise the step's function runs at a single instant of virtual time, in the thread
-of the simulation. In both cases, the step's duration in virtual time is drawn.
+If the fleet has stubs, a step calls its stub. Otherwise the step's own function runs in the simulation's thread, at a
+single instant of virtual time. In both cases, the step's duration in virtual time is drawn.
 
-A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service, which survives
-crashes of hosts. A call consists of a request in transit, the execution of the stub, and an answer in transit. A request that has left its
-host arrives even if the host crashes or the step gives up. The transit times are drawn. With the scenario's section `steps`, answers may
-also be late, lost or errors, whether or not the stub was called.
+A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service,
+which is unaffected when a host crashes. A call consists of a request in transit, the execution of the stub, and an
+answer in transit. A request that has left its host arrives even if the host crashes or the step times out. The transit
+times are drawn. If the scenario's section `steps` says so, a call may also be late, get no answer or fail, whether or
+not the stub was executed.
 
-A stub whose `assert` fails has detected a violation. Any other exception that a stub raises is the service's answer.
+If an `assert` in a stub fails, the stub has detected a violation. Any other exception that a stub raises is the
+service's answer.
 
 `SimOutside` provides time, randomness and outside calls to the handlers of one host.
 """
@@ -40,10 +42,11 @@ from snapline.sim.world.world_state import WorldState
 
 
 class Wait:
-    """Wait that a handler yields to its driver. The handler resumes after `delay_ns`, or, if that is None, when `end` is called.
+    """Wait that a handler yields to its driver. The handler resumes after `delay_ns`. If `delay_ns` is None, it resumes
+    when `end` is called.
 
     Attributes:
-        is_late: whether the time limit has ended the wait.
+        is_late: whether the wait ended because its time limit had passed.
     """
 
     __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
@@ -59,24 +62,24 @@ class Wait:
             yield self
 
     def begin(self, then: Callable[[], object]) -> None:
-        """Start the wait. `then` is called once, when the wait ends."""
+        """Start the wait. `then` is called once when the wait ends."""
         self._then = then
 
     def end(self) -> None:
-        """End the wait. Has no effect if the wait has ended."""
+        """End the wait. Has no effect if the wait has already ended."""
         if not self._is_over:
             self._is_over = True
             if self._then is not None:
                 self._then()
 
     def expire(self, _: object = None) -> None:
-        """End the wait because its time limit has passed. Has no effect if the wait has ended."""
+        """End the wait because its time limit has passed. Has no effect if the wait has already ended."""
         self.is_late = self.is_late or not self._is_over
         self.end()
 
 
 class Call:
-    """Scheduled call of a function, which may be cancelled."""
+    """A scheduled function call that may be cancelled."""
 
     __slots__ = ("_function", "_is_cancelled")
 
@@ -97,7 +100,9 @@ Future = asyncio.Future[Any]
 
 
 def settle(future: Future, function: Callable[[], Any]) -> None:
-    """Complete a future with a function's result or `SnaplineError`. An OSError, for example from a failpoint, becomes a StoreError."""
+    """Complete a future with the function's result, or with the `SnaplineError` that the function raises. An OSError,
+    for example from a failpoint, becomes a StoreError.
+    """
     try:
         result = function()
     except SnaplineError as error:
@@ -139,7 +144,9 @@ class VirtualLoop:
 
 
 def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
-    """Run a coroutine to its end on this loop. `ended` gets a function that returns the coroutine's result or raises its error."""
+    """Run a coroutine to its end on this loop. `ended` receives a function that returns the coroutine's result or
+    raises its error.
+    """
     asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
     try:
         waits_for = coroutine.send(None)
@@ -172,26 +179,28 @@ def _raiser(error: Exception) -> Callable[[], Any]:
 # -- stubs ----------------------------------------------------------------------------------------------------------------
 
 WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
-"""Delays of a request and of its answer: together as long as a step without a stub."""
+"""Delays of a request and of its answer. Together, they are as long as a step without a stub."""
 
 LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
-"""Extra delays of late answers: some shorter and some longer than the usual timeouts of steps."""
+"""Extra delays of late calls. Some are shorter than a step's usual timeout, and some are longer."""
 
 LOST_NS = 15_000 * MS
-"""Time until a step without a timeout detects a broken connection; an endless wait would look like a bug."""
+"""Time until a step detects a broken connection. Otherwise a step without a timeout would wait forever, which would
+look like a bug.
+"""
 
 _PER_MILLE = 1000
 
 
 class Outages:
-    """Failures of stub calls. Once `is_over` is set, calls no longer fail."""
+    """Draws failures of stub calls. When `is_over` is set, calls no longer fail."""
 
     def __init__(self, shared: WorldState) -> None:
         self._shared = shared
         self.is_over = False
 
     def drawn(self, name: str, number: int) -> str:
-        """Return the drawn failure of a call: "", "late", "lost" or "failed"."""
+        """Draw the failure of a call, and return "late", "lost" or "failed", or "" if the call succeeds."""
         steps = self._shared.scenario.steps
         drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
         if self.is_over:
@@ -207,15 +216,15 @@ class Outages:
         return ""
 
     def note(self, text: str) -> None:
-        """Record a call that fails, with a description."""
+        """Record a description of a call that fails."""
         self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
 
 
 class StubCall:
-    """One call of a stub.
+    """A call of a stub.
 
     Attributes:
-        wait: event that occurs when the answer arrives.
+        wait: wait that ends when the answer arrives.
     """
 
     def __init__(
@@ -229,8 +238,9 @@ class StubCall:
         *,
         plan: int,
     ) -> None:
-        """`arrived` is called when the request arrives, with a function that returns the stub's answer, or with None if the request is
-        lost. `plan` is the plan of the calling host."""
+        """`arrived` is called with a function that returns the stub's answer, or with None if the request is lost.
+        `plan` is the plan that the calling host follows.
+        """
         self._shared = shared
         self._name = name
         self._number = number
@@ -274,18 +284,18 @@ class StubCall:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
-        """Run the stub, because the request has arrived."""
+        """Execute the stub, because the request has arrived."""
         loop = VirtualLoop(self._shared.kernel)
         self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
-        """Lose the request, so that the stub never runs."""
+        """Lose the request, so that the stub is never executed."""
         self._arrived(None)
         self._broken()
 
     def _done(self, answer: Callable[[], Any]) -> None:
-        """Handle the completion of the stub."""
+        """Handle the stub's answer, and send it to the caller unless the answer is lost."""
         self._answer = answer
         self._arrived(answer)
         with contextlib.suppress(Exception):  # an exception is the service's answer
@@ -304,24 +314,25 @@ class StubCall:
             self._shared.misused(f"step {self._name!r}: {error}")
 
     def _broken(self) -> None:
-        """Break the connection, so that the caller never learns the outcome."""
+        """Break the connection, so that the caller never learns the call's outcome."""
         error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
         self._answer = functools.partial(_raise, error)
         self._in(self._back_ns, self.wait.end)
 
     async def answered(self) -> Any:  # what the stub returns
-        """Wait for the answer and return it."""
+        """Wait for the stub's answer, and return it."""
         await self.wait
         return self._answer()
 
 
 class StubServices:
-    """Stubs of one run.
+    """The stubs of a fleet in one run.
 
     Attributes:
-        outages: failures of their calls.
-        without_stub: names of steps whose own functions ran because the fleet has no stubs.
-        done: answer of the stub for each outside key of an effect; this is the service's record, which an operator can check.
+        outages: failures of stub calls.
+        without_stub: names of the steps whose own functions were called because the fleet has no stubs.
+        done: maps each effect's outside key to the stub's answer. This is the service's record, which an operator can
+            consult.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -334,7 +345,7 @@ class StubServices:
         self._under_way: dict[str, int] = {}
 
     def is_in_transit(self, key: str) -> bool:
-        """Return whether a call of an effect with this outside key is in transit."""
+        """Return whether a call that executes the effect with this outside key is in transit."""
         return self._under_way.get(key, 0) > 0
 
     def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
@@ -344,11 +355,11 @@ class StubServices:
                 self.done[key] = answer()
 
     def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
-        """Call the stub of a step, for a host under this plan, with the arguments bound to `function`. Return None if the fleet has no
-        stubs.
+        """Call a step's stub with the arguments bound to `function`. `plan` is the plan that the calling host follows.
+        Return None if the fleet has no stubs.
 
         Raises:
-            NotSimulatedError: the fleet has stubs, but none for this step.
+            NotSimulatedError: If the fleet has stubs, but none for this step.
         """
         if self._stubs is None:
             self.without_stub[name] = None
@@ -370,13 +381,15 @@ class StubServices:
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
-    """Return the key of a call that executes an effect; "" for a step, a probe or a compensation, which do not settle the effect."""
+    """Return the outside key of a call that executes an effect. Return "" for a step, a probe or a compensation, which
+    do not execute the effect.
+    """
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "" if "/" in name else str(keywords.get("key", ""))
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls the stub with the arguments bound to `function`."""
+    """Return a function that calls the stub with the arguments that are bound to `function`."""
     if isinstance(function, functools.partial):
         return functools.partial(stub, *function.args, **function.keywords)
     return stub
@@ -400,21 +413,25 @@ def _said(error: AssertionError) -> str:
 # -- steps ----------------------------------------------------------------------------------------------------------------
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
-"""Drawn durations of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
+"""Duration of a step, which is drawn. A step takes as long as a fast call of a tool or model, so that waiting turns
+overlap with other work.
+"""
 
 FOREIGN = "no running event loop"
-"""asyncio's error text for calls without a running event loop."""
+"""Text of asyncio's error for a call without a running event loop."""
 
 
 class Steps:
-    """Executor of the steps that handlers request with `ctx.step`."""
+    """Executes the steps that handlers request with `ctx.step`."""
 
     def __init__(self, stubs: StubServices) -> None:
         self.stubs = stubs
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Call the step's stub, or run `function` once, after a drawn delay."""
+        """Call the step's stub and return its answer. If the fleet has no stubs, call `function` once, after a drawn
+        delay.
+        """
         call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
@@ -426,7 +443,7 @@ class Steps:
 
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
-    """Wait for a step, at most for the time limit; then raise TimeoutError."""
+    """Wait for a step and return its result. Raise TimeoutError if the step does not end within the time limit."""
     ends_ns = host.shared.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
@@ -442,7 +459,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """Wait until the event occurs or the time limit has passed."""
+    """Wait until `wait` ends. Raise TimeoutError if the time limit passes first."""
     left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -456,7 +473,9 @@ async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a step's coroutine to its end. Raise NotSimulatedError if the coroutine waits for something outside the simulator."""
+    """Run a step's coroutine to its end, and return its result. Raise NotSimulatedError if the coroutine waits for
+    anything.
+    """
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -468,13 +487,13 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """Interface that records the draws of the running turn; implemented by `SimOutside`."""
+    """Interface of the object that records the draws of the running turn. Implemented by `SimOutside`."""
 
     draws: list[object]
 
 
 class DrivenTurn:
-    """A handler that may wait while other turns of the host run."""
+    """A running handler that may wait while the host runs other turns."""
 
     def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
@@ -507,7 +526,7 @@ class DrivenTurn:
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
-    """Return an error message that names the innermost line at which the coroutine waits."""
+    """Return an error message that names the innermost line at which a coroutine waits."""
     inner: Any = coroutine  # coroutines and awaitables of any kind
     where = ""
     while inner is not None:
@@ -522,15 +541,15 @@ def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
 
 
 def may_wait(known: AgentType | None) -> bool:
-    """Return whether the agent class has a durable handler."""
+    """Return whether the agent class is known and has a durable handler."""
     return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
-    """Raise an error if a handler failed because it called asyncio, which the simulator does not support.
+    """Check that a handler did not fail because it called asyncio, which the simulator does not support.
 
     Raises:
-        NotSimulatedError: the handler called asyncio; the message names the line.
+        NotSimulatedError: If the handler called asyncio. The message names the line of the call.
     """
     if FOREIGN in failed.error:
         lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]
@@ -545,7 +564,9 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
 
 
 class SimOutside(TurnEnvironment):
-    """Environment of the handlers of one host. `draws` records draws and step outcomes of the current turn of `agent`."""
+    """Environment of one host's handlers. `draws` records the values drawn and the step outcomes in the current turn of
+    `agent`.
+    """
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
@@ -567,7 +588,7 @@ class SimOutside(TurnEnvironment):
         return drawn
 
     def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
-        return self.step(name, function)  # no heartbeats are needed, since a stub runs
+        return self.step(name, function)  # a stub needs no heartbeats
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         try:
@@ -579,7 +600,7 @@ class SimOutside(TurnEnvironment):
         return value
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a handler in the thread of the simulation, at a single instant of virtual time."""
+        """Run a handler in the simulation's thread, at a single instant of virtual time."""
         outcome = handler(*arguments)
         if inspect.iscoroutine(outcome):
             await outcome
@@ -598,7 +619,9 @@ class SimOutside(TurnEnvironment):
 
 
 def _kept(value: Any) -> Any:  # what a step returned
-    """Return a copy that the handler cannot change, or the value itself if it cannot be copied."""
+    """Return a copy of a step's result, which the handler cannot change. If the result cannot be copied, return the
+    result itself.
+    """
     try:
         return copy.deepcopy(value)
     except Exception:

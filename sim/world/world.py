@@ -1,18 +1,21 @@
-"""A fleet in virtual time: production cores and drivers for agents, leader and store, on a simulated network and disk.
+"""A fleet in virtual time. Production cores and drivers for agents, leader and store run on a simulated network and
+disk.
 
-The product's code makes all decisions. This package simulates the environment of that code, in parts that share one
-state (`world_state.py`):
+The product's code makes all decisions. This package simulates the environment of that code. The package consists of
+these parts, which share one state (`world_state.py`):
 
 - hosts that crash and restart (`hosts.py`, `host.py`),
 - links and streams that break (`network.py`, `host_streams.py`),
-- replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
+- replicas of the coordinator (`simulated_replica.py`), which use a model of the replicated log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
-`SimExecutor` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge. The parts themselves
-judge nothing. `PendingWork` computes the fleet's remaining work, whether the fleet is idle, and which agents cannot continue.
+`SimExecutor` executes faults. `world_observer.py` reports what hosts, coordinators and the log do to the judge, which
+checks it; the parts themselves check nothing. `PendingWork` determines the fleet's remaining work, whether the fleet is
+idle, and which agents cannot continue.
 
-Limits, which the user documentation also states: Raft is simulated at the interface of its log. Blocking store calls
-happen at a single instant, and are interrupted only at failpoints. All hosts share one store, as in production.
+The simulation has these limits, which the user documentation also states. Raft is simulated only at the interface of
+its log. A blocking store call happens at a single instant, and is interrupted only at failpoints. All hosts share one
+store, as in production.
 """
 
 import errno
@@ -50,10 +53,10 @@ from snapline.sim.world.world_state import WorldState
 
 
 class SimExecutor:
-    """Executor of faults in virtual time.
+    """Executes faults in virtual time.
 
     Attributes:
-        faults: executed faults.
+        faults: faults executed so far.
     """
 
     def __init__(
@@ -75,13 +78,13 @@ class SimExecutor:
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Start the scenario's clock now, and return the end of the last fault in the world's time."""
+        """Start the scenario's clock now. Return the time, on the world's clock, at which all faults must be healed."""
         self._origin_ns = self._shared.kernel.now_ns
         return self._origin_ns + max(schedule(self._shared.scenario, self), self._shared.scenario.liveness.heal_ns)
 
     @property
     def now_ns(self) -> int:
-        """Return the scenario's time, which starts when `begin` is called."""
+        """Return the time on the scenario's clock, which starts when `begin` is called."""
         return self._shared.kernel.now_ns - self._origin_ns
 
     @property
@@ -119,7 +122,7 @@ class SimExecutor:
         self._shared.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
-        """Apply the action armed at this failpoint to the node that passes the failpoint."""
+        """Apply the armed action to the node that has reached the failpoint."""
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
@@ -143,7 +146,7 @@ class SimExecutor:
 
     @property
     def waits_for_work(self) -> bool:
-        """Return whether a kill is armed that will happen during a later turn."""
+        """Return whether a fault is armed that will happen during a later turn."""
         return self._shared.points.waits_at(WHEN_WORKING)
 
     def disarm_failpoints(self) -> None:
@@ -216,7 +219,9 @@ class SimExecutor:
         self._shared.stores.disk.clear_faults()
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch. Within the fault budget, an older undamaged epoch must exist."""
+        """Damage a file of the newest complete epoch. Return a description, or "" if nothing was damaged. Within the
+        fault budget, an older undamaged epoch must exist.
+        """
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
         if self._shared.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
@@ -255,14 +260,14 @@ class SimExecutor:
 
 
 REST_NS = 1_000_000_000
-"""Time without a turn after which a fleet counts as idle: longer than a message takes on any drawn network."""
+"""Time without a turn after which a fleet counts as idle. It is longer than a message's delay on any drawn network."""
 
 
 class PendingWork:
-    """Read-only view of the fleet's remaining work.
+    """Determines the fleet's remaining work, without changing the fleet.
 
     Attributes:
-        finished_ns: time at which the workload was done; 0 until then.
+        finished_ns: time at which the workload was done, or 0 before that time.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldObserver) -> None:
@@ -275,7 +280,7 @@ class PendingWork:
         self._stuck: dict[str, tuple[str, int, int]] | None = None
 
     def states(self) -> dict[str, object]:
-        """Return the state of every live agent under the current plan."""
+        """Return the state of every live agent that a running host has loaded."""
         live_states: dict[str, object] = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -284,24 +289,28 @@ class PendingWork:
         return live_states
 
     def resting(self) -> list[str]:
-        """Return the agents that are between two turns, under the current plan."""
+        """Return the agents that follow the current plan and are not in a turn."""
         plan = self._log.canonical.plan_number
         cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if not agent.is_busy and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Return the problem of each agent that is in a durable turn and cannot continue."""
+        """Return, by agent, the problem of each durable turn that cannot continue."""
         agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
     def heard(self) -> list[str]:
-        """Return the agents that have received all their messages once the fleet is idle; no agents if the fleet has ended."""
+        """Return the agents that must have received all their messages when the fleet is idle. If the fleet has ended,
+        return an empty list.
+        """
         state = self._log.canonical
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
     def is_idle(self) -> bool:
-        """Return whether no host has anything to do: no turn, no arrived message, no timer."""
+        """Return whether no host has anything left to do: no turn to run, no message to handle, and no timer to wait
+        for.
+        """
         plan = self._log.canonical.plan
         for run in self._hosts.alive():
             core = run.driver.core
@@ -315,13 +324,15 @@ class PendingWork:
         return True
 
     def _is_on_the_way(self) -> bool:
-        """Return whether some message has left its sender and a live receiver has not consumed it yet."""
+        """Return whether some message has been sent that its live receiver has not consumed yet."""
         cores = [run.driver.core for run in self._hosts.alive()]
         receivers = {name: agent for core in cores for name, agent in core.agents.items()}
         return any(_is_awaited(agent, receivers) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """Return the events that are still missing after the end of all faults at `since_ns`."""
+        """Return a description of each required event that has not happened yet. `since_ns` is the time at which all
+        faults had ended.
+        """
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -331,7 +342,8 @@ class PendingWork:
         fleet = self._workload.fleet
         has_completed = any(at >= since_ns for at in self._notes.log.completed_ns.values())
         is_at_rest = self._is_done()
-        saves_at_rest = not is_autonomous(fleet.protocol)  # an idle agent has nothing to save
+        # Under an autonomous protocol, an idle agent has nothing to save.
+        saves_at_rest = not is_autonomous(fleet.protocol)
         if fleet.period_ns and not has_completed and (saves_at_rest or not is_at_rest):
             missing.append("no epoch has completed")
         elif is_at_rest:
@@ -351,7 +363,9 @@ class PendingWork:
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
 
     def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
-        """Return (problem, turns, checkpoints) of each agent that has been unable to take a turn since nothing else was missing."""
+        """Return the agents that have been unable to take a turn since the first check at which nothing else was
+        missing. The values are (problem, turns, checkpoints).
+        """
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -366,7 +380,9 @@ class PendingWork:
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """Report agents with unsaved turns in an idle fleet with periodic checkpoints. Other triggers may leave turns unsaved."""
+        """Describe the agents with turns that no complete epoch contains, in an idle fleet with periodic checkpoints.
+        Other triggers may leave turns unsaved.
+        """
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
         behind = self._shared.judge.beyond_line()
@@ -386,14 +402,16 @@ class PendingWork:
         return done
 
     def is_at_rest(self) -> bool:
-        """Return whether nothing has happened for a while and nothing will happen, or the fleet has ended."""
+        """Return whether the fleet has ended, or has taken no turn for a while and has nothing left to do."""
         if self._log.canonical.image.outcome:
             return True
         rests = self._shared.kernel.now_ns > self._shared.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
     def ignored_rollback_requests(self, since_ns: int) -> list[str]:
-        """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, although the fleet runs."""
+        """Return the agents that requested a rollback before `since_ns` and have got neither a rollback nor a refusal,
+        although the fleet is running.
+        """
         asked = self._shared.judge.ground_truth.rollbacks.asked
         agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
@@ -403,7 +421,9 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """Return a description of the turns still missing in a fleet without a known end; "" if the fleet has taken enough turns."""
+        """Describe how many turns a fleet without a known end still has to take. Return "" if it has taken enough turns
+        or is idle.
+        """
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -411,7 +431,7 @@ class PendingWork:
 
 
 def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
-    """Return whether a message of `sender` has left and a live receiver has not consumed it yet."""
+    """Return whether `sender` has sent a message that its live receiver has not consumed yet."""
     for name, outlet in sender.outlets.items():
         receiver = there.get(name)
         if receiver is not None:
@@ -422,7 +442,7 @@ def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
 
 
 def _is_going_on(agent: LocalAgent) -> bool:
-    """Return whether a durable turn of the agent will continue by itself."""
+    """Return whether the agent is in a durable turn that will continue without a new message."""
     turn = agent.turn
     is_unfinished = turn is not None and (
         turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect")
@@ -431,7 +451,7 @@ def _is_going_on(agent: LocalAgent) -> bool:
 
 
 class World:
-    """One simulated run, which creates its parts and connects them."""
+    """The world of one simulated run. Creates its parts and connects them."""
 
     def __init__(
         self,
@@ -497,7 +517,7 @@ class World:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
-        """Return the hosts that froze in time for a plan, or could still have done so."""
+        """Return the freezes of the hosts that froze in time for a plan, or could still have done so."""
         leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
@@ -506,7 +526,9 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """Return a freeze that the current run of the host could still have answered, in which all agents outside turns are frozen."""
+        """Complete a freeze that the host's current run could still have answered: all its agents that are not in a
+        turn count as frozen.
+        """
         run = self.hosts.run_of(frozen.host)
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
@@ -518,14 +540,14 @@ class World:
     # ---- users of the fleet ---------------------------------------------------------------------------------------
 
     def when_running(self, call: Callable[[], None]) -> None:
-        """Schedule a call for the moment when the fleet begins to work."""
+        """Schedule a call for the moment when the fleet starts to work."""
         self.notes.log.on_running.insert(0, call)
 
     def _ask_soon(self) -> None:
         self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """Request a snapshot from the leader now, and then periodically."""
+        """Request a snapshot from the leader now, and schedule the next request."""
         every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -543,31 +565,35 @@ class World:
             leader.tell(wanted)
 
     def _was_rollback_refused(self) -> bool:
-        """Return whether an agent's rollback request was refused."""
+        """Return whether a live host knows of an agent whose rollback request was refused."""
         return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
-        """Return whether a call of an effect is in progress."""
+        """Return whether an agent is currently calling an effect."""
         agents = [agent for run in self.hosts.alive() for agent in run.driver.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """Start all hosts of a fleet that has never begun to work. Such a fleet needs each host once, even one that left permanently."""
+        """Start all initial hosts of a fleet that has never started to work. Such a fleet needs every initial host
+        once, even a host that left permanently.
+        """
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def missing_releases(self) -> list[str]:
-        """Return the missing releases, up to the epoch that was the newest complete epoch at the first call.
+        """Describe missing releases of outputs. Only epochs up to the newest complete epoch at the first call count.
 
-        Later epochs are ignored, because with frequent epochs there is always a newer one.
+        Later epochs are ignored, because if epochs are frequent, there is always a newer epoch.
         """
         if self._release_awaited is None:
             self._release_awaited = self.log.canonical.newest_complete()
         return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
 
     def is_released(self) -> bool:
-        """Return whether all complete epochs are released, so that they are judged at the end of the run."""
+        """Return whether the outputs of all complete epochs are released, so that they can be checked at the end of the
+        run.
+        """
         return self._has_released(self.log.canonical.newest_complete())
 
     def _has_released(self, epoch: int) -> bool:
@@ -578,7 +604,7 @@ class World:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def check_outputs(self) -> None:
-        """Check that released files still exist, and that the reader has exactly their outputs."""
+        """Check that all release files still exist, and that the reader has read exactly the released outputs."""
         if self.notes.store.flipped or not reads_outputs(self.shared.scenario):
             return
         oracle = self.shared.judge.ground_truth.outputs
@@ -589,14 +615,14 @@ class World:
             self.shared.say("reader", "R2", text)
 
     def validate(self) -> None:
-        """Check the invariants of all cores."""
+        """Check the invariants of all cores. Raise AssertionError if an invariant is violated."""
         for run in self.hosts.alive():
             run.driver.core.validate()
         self.clients.validate()
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:
-        """Mark the probes that depend on counts over the whole run."""
+        """Record the probes that depend on the whole run."""
         probes, refused = self.shared.judge.probes, self.shared.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")

@@ -1,22 +1,25 @@
-"""Observers of a simulated world, which report hosts, coordinators, the log and the store to the judge, the recording and the counters.
+"""Observers of a simulated world. They report what hosts, coordinators, the log and the store do to the judge, the
+recording and the counters.
 
-`LogObserver` follows the commits of the coordinator's log. `StoreObserver` reads the store directly, and reports written and deleted data.
-`SnapshotRequests` sends snapshot requests as an operator would, and checks the answers.
+`LogObserver` follows the commits in the coordinator's log. `StoreObserver` reads the store directly, and reports which
+data was written and deleted. `SnapshotRequests` sends snapshot requests as an operator would, and checks the answers.
 
-`HostLogOracle` reads host logs directly from the disk. Host logs must confirm the hosts' answers to clients and keep every input that may
-still be needed:
+`HostLogOracle` reads host logs directly from the disk. The host logs must confirm the hosts' answers to clients, and
+must keep every input that may still be needed:
 
-- *Receipts.* A host may report an input as accepted only if a batch that survives every power cut holds the input. The only exception: if
-  the newest complete epoch holds the effect of the input, its batch may have been deleted.
-- *Final answers.* A host may give a final answer only if the newest complete epoch holds the answering turn.
-- *Deletions.* The fleet can be restored to any kept epoch. So a batch may be deleted only if the oldest kept epoch holds the effects of its
-  inputs.
+- *Receipts.* A host may report an input as accepted only if the input is in a batch that survives every power cut.
+  There is one exception: if the newest complete epoch contains the input's effect, the batch may have been deleted.
+- *Final answers.* A host may report an answer as final only if the newest complete epoch contains the turn that gave
+  the answer.
+- *Deletions.* The fleet can be restored to any kept epoch. So a batch may be deleted only if the oldest kept epoch
+  contains the effects of all inputs in the batch.
 
-Inputs are identified by their bytes, which are unique. The oracle uses no numbers, keys or file names of the product.
+The oracle identifies inputs by their bytes, which are unique. It does not rely on the product's numbers, keys or file
+names.
 
-The reader of checkpoint packs is written independently of the product, from `docs/snapshot-format.md`. The judge compares the checkpoints
-in a pack with the captured images, so the judge needs the bytes, but not the product's checks. A damaged pack is not judged here, since the
-components that read it must detect the damage (G11).
+The code that reads checkpoint packs (`read_pack`) is independent of the product, and follows `docs/snapshot-format.md`.
+The judge compares the checkpoints in a pack with the captured images. So the judge needs the bytes, but not the
+product's checks. Damaged packs are ignored here, because the components that read them must detect the damage (G11).
 """
 
 import contextlib
@@ -59,14 +62,16 @@ from snapline.storage.retention.epoch_retention import parse_created
 
 
 class HostLogOracle:
-    """Oracle of host logs in one run. The oracle reports nothing once a fault has damaged files or bytes of a complete epoch are lost."""
+    """Oracle for the host logs in one run. It reports nothing after a fault has damaged a file, or after bytes of a
+    complete epoch were lost.
+    """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._shared = shared
         self._log = log
         self._flipped = flipped
         self._payloads: dict[tuple[str, str], bytes] = {}
-        """Payload of each input, by (agent, key)."""
+        """Each input's payload, by (agent, key)."""
 
     def _is_judged(self) -> bool:
         oracle = self._shared.judge.ground_truth.inputs
@@ -75,8 +80,9 @@ class HostLogOracle:
     def on_offered(
         self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
-        """Check a host's answers to a request that arrived under this plan. Inputs that a later plan drops may have been accepted
-        before."""
+        """Check a host's answers to a client's request. `plan` is the plan under which the request arrived. If a later
+        plan has dropped inputs, the answers are not checked.
+        """
         drops = self._shared.judge.ground_truth.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
@@ -88,7 +94,7 @@ class HostLogOracle:
                 self._shared.say("receipts", "R1", text)
 
     def on_asked(self, host: str, agent: str, key: str, answer: ev.AskAnswer) -> None:
-        """Check a final answer of a host."""
+        """Check a final answer that a host has given to a client."""
         payload = self._payloads.get((agent, key))
         oracle = self._shared.judge.ground_truth.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
@@ -106,11 +112,11 @@ class HostLogOracle:
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """Return all log files that exist."""
+        """Return the contents of all existing host log files, by path."""
         return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
-        """Check the batches that a leader has deleted. `before` holds all files before the deletion."""
+        """Check the batches that a leader has deleted. `before` contains all host log files before the deletion."""
         now = self.files()
         deleted = [data for path, data in before.items() if path not in now]
         epochs = self._log.canonical.complete_epochs()
@@ -133,17 +139,17 @@ class HostLogOracle:
 
 
 class SnapshotLeader(Protocol):
-    """Interface of the leader that receives snapshot requests; implemented by `simulated_replica.SimLeader`."""
+    """Interface of a leader to which snapshots are requested. Implemented by `simulated_replica.SimLeader`."""
 
     @property
     def is_over(self) -> bool: ...
     def ask(self, number: int) -> None:
-        """Request a snapshot from the leader."""
+        """Request a snapshot from the leader. `number` identifies the request."""
         ...
 
 
 class SnapshotRequest(NamedTuple):
-    """A request for a snapshot. `begun` is the number of epochs that had begun when the request was made."""
+    """A request for a snapshot. `begun` is the number of the newest epoch that had begun when the request was made."""
 
     leader: SnapshotLeader
     asked_ns: int
@@ -151,7 +157,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class SnapshotRequests:
-    """Snapshot requests that are not yet answered, by number."""
+    """Sends snapshot requests, and keeps those that have not been answered yet."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._shared = shared
@@ -161,13 +167,15 @@ class SnapshotRequests:
         self._count = 0
 
     def put(self, leader: SnapshotLeader) -> None:
-        """Request a snapshot."""
+        """Request a snapshot from this leader."""
         self._count += 1
         self._open[self._count] = SnapshotRequest(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
-        """Check an answer. A reported snapshot must be a complete epoch which, in coordinated fleets, began after the request."""
+        """Check the answer to a snapshot request. The snapshot must be a complete epoch. Under a coordinated protocol,
+        the epoch must have begun after the request.
+        """
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
@@ -184,7 +192,7 @@ class SnapshotRequests:
             self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """Return the open requests that a leader received before that time, if it still leads."""
+        """Return the numbers of the unanswered requests that were made before `since_ns` to a leader that still leads."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
@@ -195,7 +203,7 @@ _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"
 _RECORD_HEAD_BYTES, _RECORD_DIGEST_BYTES = 24, 32
 _BLOB_HEAD_BYTES = 96 + 16
-"""Size of a blob's header without the name, in bytes."""
+"""Size of a blob's header in bytes, without the name."""
 
 _LZ4 = 1
 _CHECKPOINT, _CHUNK = 1, 2
@@ -207,7 +215,7 @@ _Entry = tuple[str, int, int, int, int, int, bytes, bytes]
 
 
 def read_pack(data: bytes) -> list[AgentCheckpoint]:
-    """Return the checkpoints of a pack, in order; an empty list if the pack is damaged."""
+    """Return the checkpoints in a pack, in order. If the pack is damaged, return an empty list."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return []
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
@@ -224,7 +232,7 @@ def read_pack(data: bytes) -> list[AgentCheckpoint]:
 
 
 class _NotWholeError(Exception):
-    """A blob does not match the index of its pack."""
+    """Raised if a blob does not match the index of its pack."""
 
 
 def _read_blob(data: bytes, entry: _Entry) -> bytes:
@@ -237,7 +245,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the complete journal of its durable turn."""
+    """Return the checkpoint with the complete journal of its durable turn, if it has one."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint
@@ -250,7 +258,7 @@ def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) ->
 
 
 class StoreObserver:
-    """Observer that reads the store and reports its contents to the judge.
+    """Observes the store, and reports its contents to the judge.
 
     Attributes:
         flipped: maps the path of each file that a fault has damaged to the flipped bit.
@@ -270,13 +278,15 @@ class StoreObserver:
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
     def on_reported(self, message: HostMessage) -> None:
-        """Report the checkpoints of a pack that a host has reported as durable."""
+        """Report the checkpoints in a pack after a host has reported the pack as durable."""
         if isinstance(message, CheckpointsStored):
             self._unreported.pop(message.pack.path, None)
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """Read all packs of the plan, including packs that no host has reported."""
+        """Report the checkpoints in all packs that were written under this plan, including packs that no host has
+        reported.
+        """
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -302,7 +312,7 @@ class StoreObserver:
             self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
-        """Report the checkpoints of a pack that the coordinator has acknowledged to the host that wrote it."""
+        """Report that the coordinator has acknowledged the checkpoints in a pack to the host that wrote the pack."""
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
             self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
@@ -310,14 +320,16 @@ class StoreObserver:
     # ---- publishing and deletion ----------------------------------------------------------------------------------
 
     def on_published(self, epoch: int, root: str) -> None:
-        """Report to the judge that a leader has written a ref."""
+        """Report to the judge that a leader has written an epoch's ref."""
         self._shared.judge.on_published(self._shared.kernel.now_ns, epoch, root)
         if self._shared.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
-        """Report the outputs of an epoch that a leader has released; the outputs are read from the release file, if there is one."""
+        """Report that a leader has released the outputs of an epoch. The outputs are read from the release file, if
+        there is one.
+        """
         self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
@@ -327,12 +339,14 @@ class StoreObserver:
             return None
 
     def releases(self) -> dict[int, Release]:
-        """Return all release files, by epoch."""
+        """Return the contents of all readable release files, by epoch."""
         files = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
         return {epoch: release for epoch, release in files.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
-        """Report a leader's deletion to the judge, which checks that the data of the newest recovery line still exists."""
+        """Report a leader's deletion to the judge. The judge checks that the data for the newest recovery line still
+        exists.
+        """
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
         self._note_refs(node)
@@ -347,7 +361,7 @@ class StoreObserver:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """Report the epochs that are left in the store, if a retention policy is set."""
+        """If a retention policy is set, report the epochs that are left in the store."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
@@ -357,7 +371,9 @@ class StoreObserver:
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, unreported: set[int]) -> dict[int, int]:
-        """Return creation times of epochs whose refs the retention policy sees, but whose writer crashed before it reported the refs."""
+        """Return the creation times of epochs that the retention policy sees, although their leader crashed after
+        writing the ref and before reporting it.
+        """
         created_ms = {}
         for epoch in sorted(unreported):
             with contextlib.suppress(SnaplineError):
@@ -371,11 +387,11 @@ class StoreObserver:
     # ---- damage ---------------------------------------------------------------------------------------------------
 
     def on_damaged(self, path: str) -> None:
-        """Record a damaged file that the coordinator has detected; "" means that no file is damaged."""
+        """Record that the coordinator has detected a damaged file. The path "" means that no file is damaged."""
         self._shared.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
-        """Return all files of a complete epoch."""
+        """Return the paths of all files that belong to a complete epoch."""
         root = self._log.canonical.image.epochs[epoch].root
         try:
             packs = [pack.path for pack in self._reader.read_manifest(root, epoch=epoch).packs]
@@ -384,11 +400,13 @@ class StoreObserver:
         return [layout.ref_path(epoch), layout.manifest_path(root), *packs]
 
     def is_flipped(self, epoch: int) -> bool:
-        """Return whether a fault has damaged a file of the epoch."""
+        """Return whether a fault has damaged any file of the epoch."""
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """Check that complete epochs are undamaged. A pack may be lost if its writer crashed before it reported the pack as durable."""
+        """Check that all complete epochs survived a host's power cut. A pack that no host has reported as durable may
+        be lost.
+        """
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
@@ -402,8 +420,9 @@ class StoreObserver:
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Check that the epochs listed in the store are undamaged, since deletion removes the ref first. A torn ref is detected when it is
-        read."""
+        """Check that every epoch whose ref is readable is undamaged. This must hold because deletion removes the ref
+        first. A torn ref is detected when it is read.
+        """
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -414,13 +433,17 @@ class StoreObserver:
     # ---- reading whole epochs -------------------------------------------------------------------------------------
 
     def read_back(self) -> None:
-        """Read every kept epoch except the newest, which plans and oracles have already read."""
+        """Read every kept epoch except the newest, which plans and oracles have already read, and report the result to
+        the judge.
+        """
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
                 self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
-        """Return whether every byte of a complete epoch can be read. Files that have not changed since the last read are not read again."""
+        """Return whether every byte of a complete epoch is readable. If no file has changed since the last read, the
+        files are not read again.
+        """
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
@@ -431,7 +454,9 @@ class StoreObserver:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Return the checkpoints of a complete epoch from the disk, or None and the error if they cannot be read."""
+        """Read the checkpoints of an epoch from the disk. Return them with "", or None with the error message if they
+        are unreadable.
+        """
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
             read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]
@@ -443,7 +468,7 @@ class StoreObserver:
         return checkpoints, ""
 
     def read_written(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Return the checkpoints of an epoch as they were before faults damaged it."""
+        """Read the checkpoints of an epoch as they were before faults damaged its files."""
         damaged = [(path, bit) for path, bit in self.flipped.items() if path in self._disk.nodes]
         for path, bit in damaged:
             self._disk.flip(path, bit)
@@ -454,7 +479,9 @@ class StoreObserver:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """Return the checkpoint in the form of its captured image, with the whole state, and with the journal as part of the turn."""
+        """Return the checkpoint in the form in which it was captured: with the whole state, and with the journal as
+        part of the turn.
+        """
         parts = self._reader.part_reader(manifest)
         if checkpoint.journal_part is not None:
             checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
@@ -467,7 +494,9 @@ class StoreObserver:
 
 
 def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
-    """Yield equal checkpoints that need less memory, because agents of one class share the description of their state."""
+    """Yield equal checkpoints that use less memory. In them, agents of the same class share the description of their
+    state's fields.
+    """
     known: dict[str, AgentCheckpoint] = {}
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)
@@ -486,19 +515,21 @@ def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheck
 # -- the coordinator's log ------------------------------------------------------------------------------------------------
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
-"""Operations that end open epochs; their result lists these epochs."""
+"""Operations that abort open epochs. Their result lists these epochs."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
-"""Function that returns the hosts that froze in time for the plan that a request commits."""
+"""Function that returns the freezes of the hosts that froze in time for a plan, given the request that commits the
+plan.
+"""
 
 
 class LogObserver:
-    """Observer of the coordinator's log.
+    """Observes the coordinator's log.
 
     Attributes:
         completed_ns: time at which each epoch was completed.
-        on_running: functions to call when the fleet begins to work.
-        is_ended: whether a leader has reported that the run of the fleet has ended.
+        on_running: functions to call when the fleet next starts to run.
+        is_ended: whether a leader has reported that the fleet's run has ended.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreObserver, frozen: Freezing) -> None:
@@ -515,7 +546,9 @@ class LogObserver:
         self._requests: dict[tuple[str, int], None] = {}
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
-        """Record that the fleet runs. If a host died before it applied the first plan, the fleet first runs under a later plan."""
+        """Record that the fleet is running. `is_first` is false if this follows a recovery; if a host died before it
+        applied the first plan, the fleet first runs under a later plan.
+        """
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()
@@ -525,22 +558,22 @@ class LogObserver:
             self._lost_ns = 0
 
     def is_over(self) -> bool:
-        """Return whether the hosts of the fleet are no longer needed."""
+        """Return whether the fleet has ended, so its hosts are no longer needed."""
         return self.is_ended or bool(self._log.canonical.image.outcome)
 
     def on_proposed(self, node: str, entry: bytes) -> int:
-        """Record a leader's proposal, and return its number."""
+        """Record a leader's proposal, and return the proposal's number."""
         self._proposals += 1
         self._shared.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
         self._shared.judge.on_proposed(self._shared.kernel.now_ns, self._proposals, entry)
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
-        """Report the outcome of a proposal, as its leader has learned it."""
+        """Report a proposal's outcome, as the leader has learned it."""
         self._shared.judge.on_outcome(self._shared.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:
-        """Record that a replica has learned of another leader or term."""
+        """Record that a replica has learned of a new leader or term."""
         shared = self._shared
         shared.journal.add(
             (shared.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader))
@@ -550,13 +583,14 @@ class LogObserver:
             shared.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
 
     def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
-        """Report a log entry that has been committed and applied."""
+        """Report a log entry that was committed and applied."""
         operation = decode_operation(entry)
         now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         kind = operation.kind
         self._shared.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
         request = (operation.client, operation.sequence)
-        is_new = result.status == APPLIED and request not in self._requests  # a repeated request has its first result
+        # A repeated request returns the result of the first.
+        is_new = result.status == APPLIED and request not in self._requests
         if is_new:
             self._requests[request] = None
         if isinstance(kind, op.CompleteEpoch) and is_new:
@@ -611,7 +645,9 @@ class LogObserver:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
-        """Return whether every byte of the epoch is as it was written, including the epoch's ref and the tables of its packs."""
+        """Return whether no byte of the epoch has changed since it was written, including the epoch's ref and the
+        tables in its packs.
+        """
         if self._store.is_flipped(epoch):
             return False
         checkpoints, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
@@ -642,7 +678,9 @@ class LogObserver:
 
 
 class WorldObserver:
-    """Observer of the whole world. `on_restore_answered` and `on_moves_answered` receive the answers to operators."""
+    """Observers of the whole world. `on_restore_answered` and `on_moves_answered` receive the leader's answers to
+    operators.
+    """
 
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]
@@ -652,5 +690,5 @@ class WorldObserver:
         self.host_logs = HostLogOracle(shared, log, self.store.flipped)
         self.log = LogObserver(shared, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
-        """For each host the last run that a message killed, and the marks that this run leaves."""
+        """For each host, the latest run that was killed by a message, and the marks that this run left."""
         self.questions = SnapshotRequests(shared, log, self.log.completed_ns)

@@ -1,10 +1,10 @@
-"""Parts that all components of a simulated world share: time, choices, stores, failpoints, network, counters and observers.
+"""State that all parts of a simulated world share: time, choices, stores, failpoints, network, counters and observers.
 
-- `Stores`: a view of the disk for each node, the duration of store calls, and a reader that faults do not affect.
-- `Points`: failpoints, which are named lines of the code, with the actions armed at them.
-- `OutputInjector`: additional outputs of simulated agents. A turn of any agent may emit, regardless of its pattern. The emitting turns are
-  drawn from a separate stream, and every output has unique bytes.
-- `RunCounters`: counters of the run.
+- `Stores`: each node's view of the disk, the duration of store calls, and a reader that faults do not affect.
+- `Points`: failpoints, which are named lines in the code, and the actions armed at them.
+- `OutputInjector`: additional outputs of simulated agents. Any agent may emit an output in a turn, regardless of its
+  pattern. The emitting turns are drawn from a separate random stream, and every output has unique bytes.
+- `RunCounters`: counters for the run's metrics.
 """
 
 import traceback
@@ -35,9 +35,9 @@ class RunCounters:
     """Counters of one run.
 
     Attributes:
-        turns: number of turns ended so far.
-        last_turn_ns: time at which a turn last ended.
-        handled: number of turns for a message, a timer or an input.
+        turns: number of turns that have succeeded so far.
+        last_turn_ns: time at which a turn last succeeded.
+        handled: number of these turns that handled a message, a timer or an input.
         busy_ns: CPU time that hosts have used.
         counts: other counters, by name.
     """
@@ -51,17 +51,17 @@ class RunCounters:
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def raise_to(self, name: str, value: float) -> None:
-        """Raise a counter to a value, if the counter is lower."""
+        """Raise a counter to a value if the counter is lower."""
         self.counts[name] = max(self.counts.get(name, 0), value)
 
     def on_turn(self, now_ns: int, what: str) -> None:
-        """Count a turn that has succeeded."""
+        """Count a turn that succeeded."""
         self.turns += 1
         self.handled += what in ("message", "timer", "input")
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:
-        """Count a durable checkpoint, either of all agents together or of one agent under an autonomous protocol."""
+        """Count a durable checkpoint: of all agents together, or, under an autonomous protocol, of one agent."""
         self.count("checkpoints_saved")
         self.count("saving_s", took_ns / 1e9)
 
@@ -71,7 +71,7 @@ TWICE_ONE_IN = 4
 
 
 class InjectedOutput(msgspec.Struct, frozen=True):
-    """One output of an agent's turn under a plan."""
+    """An output that is added to an agent's turn under a plan."""
 
     agent: str
     plan: int
@@ -80,7 +80,7 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 
 
 class OutputInjector:
-    """Injector that makes one turn in `one_in` emit an output; 0 means none."""
+    """Makes one turn in `one_in` emit outputs. 0 means that no turn does."""
 
     def __init__(self, choices: Choices, ground_truth: GroundTruth, one_in: int) -> None:
         self._choices = choices
@@ -88,7 +88,7 @@ class OutputInjector:
         self._one_in = one_in
 
     def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
-        """Return the end of a turn, with injected outputs if this turn is drawn."""
+        """Return the end of a turn. If this turn is drawn, outputs are added."""
         if not self._one_in or type(ended) is not ev.TurnEnded:
             return ended
         key = (turn.agent, turn.incarnation, self._ground_truth.history_of(turn.incarnation, turn.agent).turns + 1)
@@ -103,7 +103,7 @@ class OutputInjector:
 
 
 class Points:
-    """Failpoints of a run. An armed action applies to the node that passes the failpoint.
+    """The failpoints of a run. An armed action affects the node that reaches the failpoint.
 
     Attributes:
         acting: node whose code is currently running.
@@ -114,7 +114,9 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """Record that the node `acting` passes this failpoint, and run the action armed at it, which may raise an exception."""
+        """Record that the node `acting` has reached this failpoint. If an action is due, execute it; the action may
+        raise an exception.
+        """
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -124,11 +126,11 @@ class Points:
             due(self.acting)
 
     def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
-        """Arm an action for the node that makes the `hit`-th pass of the failpoint from now on."""
+        """Arm an action for the node that is the `hit`-th to reach the failpoint from now on."""
         self._armed.setdefault(name, []).append((hit, act))
 
     def waits_at(self, name: str) -> bool:
-        """Return whether an action is still armed at the failpoint."""
+        """Return whether an action is armed at the failpoint and has not been executed."""
         return bool(self._armed.get(name))
 
     def disarm(self) -> None:
@@ -137,16 +139,16 @@ class Points:
 
 
 SLOW_FACTOR = 100
-"""Factor by which a slow disk is slower."""
+"""Factor by which a call takes longer on a slow disk."""
 
 
 class Stores:
-    """The checkpoint store, as nodes and the judge see it.
+    """The checkpoint store: each node's view and the judge's view.
 
     Attributes:
-        disk: disk of the store.
+        disk: disk that holds the store.
         id: id of the store.
-        reader: view of the store that no fault of a node affects.
+        reader: view of the store that faults of nodes do not affect.
     """
 
     def __init__(self, seed: int, choices: Choices, delay: DelayPart, now: Callable[[], int]) -> None:
@@ -158,39 +160,42 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """Return random bytes for file names, which only have to be different from each other."""
+        """Return random bytes for file names. File names only need to differ from each other."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
-        """Return the store as opened by one node."""
+        """Open the store on this node's view of the disk."""
         return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
-        """Return the duration of one store call of this node, in nanoseconds."""
+        """Return the duration, in nanoseconds, of a store call on this node."""
         least_ns, jitter_ns = self._delay
         cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
         return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns
 
 
 CLOCKS_AGENTS_MAX = 16
-"""Maximum number of agents with vector clocks, whose cost per turn grows with this number. In larger fleets only counts are compared."""
+"""Maximum number of agents in a fleet with vector clocks, whose cost per turn grows with the number of agents. In
+larger fleets, only message counts are compared.
+"""
 
 
 class WorldState:
-    """State that all parts of one simulated world share.
+    """State that all parts of a simulated world share.
 
     Attributes:
-        kernel, network, clocks, stores, points: simulated environment of this run.
-        choices: source of all choices of the run.
-        workload: the workload, including its fleet.
+        kernel, network, clocks, stores, points: simulated environment of the run.
+        choices: source of all the run's choices.
+        workload: workload of the run, including the fleet.
         judge: the judge with its oracles.
-        output_injector: injector of outputs.
-        journal, figures: journal and counters, to which all parts add.
-        recording, trace: recording and trace, if requested.
-        hosts, coordinators, agents: names of all that may exist in the run.
-        random_of: source of `ctx.random()`, with one stream for each agent, so that another order of turns draws the same numbers.
-        faults: executed faults.
-        misuse: reason why the user's agents cannot be simulated, if any.
+        output_injector: adds outputs to drawn turns.
+        journal, figures: journal and counters, which all parts update.
+        recording, trace: recording and trace of the run, or None if they were not requested.
+        hosts, coordinators, agents: names of all hosts, coordinators and agents that may exist in the run.
+        random_of: source of `ctx.random()`. Each agent has its own stream, so a different order of turns draws the same
+            numbers.
+        faults: faults executed so far.
+        misuse: reason why the user's agents cannot be simulated, or "".
     """
 
     def __init__(
@@ -225,20 +230,22 @@ class WorldState:
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Schedule a call at a time of the run."""
+        """Schedule a call at a virtual time."""
         self.kernel.at(t_ns, _call, call)
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
-        """Report a violation that the world itself has detected."""
+        """Report a violation that the simulated world itself has detected."""
         self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
 
     def misused(self, why: str) -> None:
-        """End the run, because the user's code cannot be simulated."""
+        """End the run, because the user's code cannot be simulated for the reason `why`."""
         self.misuse = self.misuse or why
         self.kernel.is_over = True
 
     def core_failed(self, node: str, error: Exception) -> None:
-        """Report an error of the product as a violation. An error of the simulator itself is raised again, which makes the run "broken"."""
+        """Report an error in the product as a violation. Re-raise an error in the simulator itself, which makes the run
+        "broken".
+        """
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return

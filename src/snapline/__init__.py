@@ -1,4 +1,4 @@
-"""snapline: consistent global checkpoints of running fleets of Python agents, and exact recovery.
+"""snapline takes consistent global checkpoints of running fleets of Python agents, and recovers the fleets exactly.
 
     class Shard(snapline.Agent):
         state: ShardState
@@ -8,7 +8,7 @@
 
     fleet = snapline.Fleet("pagerank", agents={...}, triggers=[snapline.Every(seconds=1)])
 
-Names are loaded at their first use (PEP 562), so `import snapline` is fast.
+Each name is loaded when it is first used (PEP 562), so `import snapline` is fast.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m snapline`, and the installed `snapline`."""
+"""Run the command line, for `python -m snapline` and for the installed script `snapline`."""
 
 import os
 import sys
@@ -6,12 +6,14 @@ import sys
 from snapline.cli.garbage_collection import collect_rarely
 
 LAUNCH_COMMANDS = ("run", "demo")
-"""Commands that start a fleet on this machine: the fork server imports modules meanwhile."""
+"""Commands that start a fleet on this machine. For these, a fork server is started first, so that it imports modules at the same time."""
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during the imports prints no traceback."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report its errors; children inherit this
+    """Run the command line. A Ctrl-C during the imports prints no traceback."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # snapline reports gRPC's errors itself; children inherit this setting
     collect_rarely()
     try:
         if sys.argv[1:] and sys.argv[1] in LAUNCH_COMMANDS and "--help" not in sys.argv:

@@ -1,4 +1,4 @@
-"""Test whether the message path is compiled: a build with SNAPLINE_COMPILE=1 puts machine code next to the sources (docs/compiled.md)."""
+"""Test whether the message path is compiled. A build with SNAPLINE_COMPILE=1 puts machine code next to the sources (docs/compiled.md)."""
 
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -7,16 +7,16 @@ from importlib.util import find_spec
 import snapline
 
 SAMPLE_MODULE = "snapline.channels.link"
-"""Module that represents all others: either all modules in [tool.snapline] of pyproject.toml are compiled, or none is."""
+"""Module that represents all modules in [tool.snapline] of pyproject.toml, because either all of them are compiled or none is."""
 
 
 @functools.cache
 def is_compiled() -> bool:
-    """Return whether the module is compiled, without importing it."""
+    """Return whether `SAMPLE_MODULE` is compiled, without importing it."""
     spec = find_spec(SAMPLE_MODULE)
     return spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def version_text() -> str:
-    """Return the version, with "(compiled)" if the cores are compiled."""
+    """Return snapline's version, followed by "(compiled)" if the cores are compiled."""
     return f"{snapline.__version__} (compiled)" if is_compiled() else snapline.__version__

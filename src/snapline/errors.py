@@ -1,58 +1,58 @@
-"""Every error snapline raises, in one tree.
+"""Define all errors that snapline raises, in one tree.
 
     SnaplineError
-    ├── UsageError                 the caller misused this API
-    │   ├── FleetDefinitionError    an invalid fleet definition
-    │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
-    │   ├── MessageTooLargeError    above 16 MiB
-    │   ├── InputRefusedError       an input that its agent will never accept
-    │   │   └── HandlerNotPublicError   an input from the gateway without a public handler
-    │   ├── DivergenceError         a durable turn whose replay differs
-    │   └── NotFoundError           no such snapshot, agent or host
-    │       └── AgentMissingError   no such agent, or it has stopped
+    ├── UsageError                 the caller misused the API
+    │   ├── FleetDefinitionError    a fleet definition is invalid
+    │   ├── EncodingError           a message or state cannot be encoded, or not decoded as declared
+    │   ├── MessageTooLargeError    larger than 16 MiB
+    │   ├── InputRefusedError       the agent will never accept the input
+    │   │   └── HandlerNotPublicError   no public handler takes the gateway's input
+    │   ├── DivergenceError         the replay of a durable turn differs from its first run
+    │   └── NotFoundError           a snapshot, agent or host does not exist
+    │       └── AgentMissingError   the agent does not exist or has stopped
     ├── PeerError                   a peer broke the protocol
-    │   ├── ProtocolError           a gap, a bad column, an impossible number
-    │   ├── OlderIncarnationError   a message of a replaced run
+    │   ├── ProtocolError           a gap, an invalid column or an impossible number
+    │   ├── OlderIncarnationError   a message belongs to a replaced run
     │   └── ConnectionRejectedError the coordinator or a peer rejects this host
-    └── ExternalFailureError        network, disk or time failed
-        ├── TraceError              a trace that cannot be read, or contradicts itself
+    └── ExternalFailureError        the network, a disk or a time limit failed
+        ├── TraceError              a trace cannot be read or contradicts itself
         ├── StoreError              the store cannot be read or written
-        │   ├── StoreMissingError   there is no store at this place
-        │   ├── StoreKeyError       the given key is not the store's key, or a key is missing
+        │   ├── StoreMissingError   there is no store at the given location
+        │   ├── StoreKeyError       the given key is not the store's, or a key is missing
         │   └── DamagedDataError    stored bytes are damaged (G11)
-        ├── CoordinatorUnavailableError
-        │   └── AuthenticationError the certificates of the two sides do not trust each other
+        ├── CoordinatorUnavailableError  no coordinator answers
+        │   └── AuthenticationError one side does not trust the other's certificate
         ├── UnknownOutcomeError     timed out: the operation may or may not have happened
-        │   ├── InputUnknownError   an input that may have been accepted
-        │   └── AnswerMissingError  an accepted input whose answer did not arrive
-        ├── InputDeadLetteredError  an input that became a dead letter
+        │   ├── InputUnknownError   the input may have been accepted
+        │   └── AnswerMissingError  an accepted input's answer did not arrive
+        ├── InputDeadLetteredError  an accepted input became a dead letter
         ├── SnapshotAbortedError    a requested snapshot was aborted
-        ├── InputRejectedError      an input that was not accepted in time
+        ├── InputRejectedError      the input was not accepted in time
         ├── FleetEndedError         the fleet has ended and accepts no inputs
         ├── StepCancelledError      the result of a step is no longer needed
-        ├── StepFailedError         a step of a durable turn raised
-        │   └── EffectFailedError   an effect raised, and may have happened all the same
+        ├── StepFailedError         a step of a durable turn raised an exception
+        │   └── EffectFailedError   an effect raised an exception, and may still have happened
         ├── CircuitOpenError        a service failed repeatedly, and is not called for a while
         ├── WaitTimeoutError        a wait of a durable turn timed out
-        ├── UnansweredCallError     a call whose turn ended without an answer
+        ├── UnansweredCallError     the called turn ended without answering the call
         ├── InputsError             some of many inputs have no receipt
-        └── LogError                the coordinator's log cannot be trusted or written: the process must end
+        └── LogError                the coordinator's log is unreliable or cannot be written
 
-A message names the subject and the next step. `exit_code` is the exit code of the command line (docs/cli.md). Errors about an input
-have its `agent` and `key`.
+An error's message names the subject and the next step. `exit_code` is the exit code with which the command line reports the error
+(docs/cli.md). Errors about an input have the attributes `agent` and `key` of the input.
 """
 
 from collections.abc import Sequence
 
 
 class SnaplineError(Exception):
-    """Base of all errors of snapline."""
+    """Base class of all errors that snapline raises."""
 
     exit_code = 1
 
 
 class UsageError(SnaplineError, ValueError):
-    """The caller misused the interface."""
+    """The caller misused the API."""
 
     exit_code = 2
 
@@ -68,31 +68,34 @@ class EncodingError(UsageError):
 
 
 class MessageTooLargeError(UsageError):
-    """A message above 16 MiB."""
+    """A message is larger than 16 MiB."""
 
 
 class InputRefusedError(UsageError):
-    """The agent will never accept this input: no handler takes it, it does not match its declared type, or another input used its `key`."""
+    """The agent will never accept the input.
+
+    No handler takes the input, or its content does not match the declared type, or another input has used its `key`.
+    """
 
     agent = key = ""
 
 
 class HandlerNotPublicError(InputRefusedError):
-    """An input came through the gateway, and no handler marked `@snapline.handler(public=True)` takes it."""
+    """An input arrived through the gateway, but no handler marked `@snapline.handler(public=True)` takes it."""
 
 
 class DivergenceError(UsageError):
-    """The replay of a durable turn requests other steps than the first run did. Its agent stops until compatible code runs it."""
+    """The replay of a durable turn requests other steps than the turn's first run did. The agent stops until compatible code runs it."""
 
 
 class NotFoundError(UsageError):
-    """No such snapshot, agent or host."""
+    """The requested snapshot, agent or host does not exist."""
 
     exit_code = 4
 
 
 class AgentMissingError(NotFoundError):
-    """The agent is unknown or has stopped: the input was not accepted."""
+    """The input was not accepted, because the agent is unknown or has stopped."""
 
     agent = key = ""
 
@@ -102,7 +105,7 @@ class PeerError(SnaplineError):
 
 
 class ProtocolError(PeerError):
-    """A gap, a bad column, an impossible number: the two sides disagree on what was sent."""
+    """The two sides disagree about what was sent. For example, there is a gap, an invalid column or an impossible number."""
 
 
 class OlderIncarnationError(PeerError):
@@ -112,17 +115,17 @@ class OlderIncarnationError(PeerError):
 
 
 class ConnectionRejectedError(PeerError):
-    """The coordinator, or a peer, rejects this host permanently."""
+    """The coordinator or a peer permanently rejects this host."""
 
     exit_code = 5
 
 
 class ExternalFailureError(SnaplineError):
-    """Network, disk or time failed."""
+    """The network or a disk failed, or a time limit was exceeded."""
 
 
 class TraceError(ExternalFailureError):
-    """A line of a trace cannot be read, or contradicts earlier ones; the message names the lines."""
+    """A line of a trace cannot be read, or contradicts earlier lines. The message names the lines."""
 
     exit_code = 6
 
@@ -132,13 +135,13 @@ class StoreError(ExternalFailureError):
 
 
 class StoreMissingError(StoreError):
-    """No store exists at this place."""
+    """No store exists at the given location."""
 
     exit_code = 10
 
 
 class StoreKeyError(StoreError):
-    """The given key is not the key of the store; or the store needs a key and none was given, or the other way round."""
+    """The given key is not the store's key, or a key was given for an unencrypted store, or none was given for an encrypted store."""
 
     exit_code = 2
 
@@ -150,42 +153,45 @@ class DamagedDataError(StoreError):
 
 
 class CoordinatorUnavailableError(ExternalFailureError):
-    """No coordinator answers."""
+    """No coordinator answers at the given address."""
 
     exit_code = 8
 
 
 class AuthenticationError(CoordinatorUnavailableError):
-    """The coordinator's address answers, but one side does not trust the authority of the other side's certificate."""
+    """The coordinator answers, but one side does not trust the certificate authority that issued the other side's certificate."""
 
     exit_code = 5
 
 
 class SnapshotAbortedError(ExternalFailureError):
-    """The epoch of a requested snapshot was aborted or could not begin. Request it again."""
+    """The epoch of a requested snapshot was aborted or could not begin. Request the snapshot again."""
 
 
 class UnknownOutcomeError(ExternalFailureError):
-    """The operation timed out: it may or may not have happened."""
+    """The operation timed out, so it may or may not have happened."""
 
     exit_code = 9
 
 
 class InputUnknownError(UnknownOutcomeError):
-    """The input may have been accepted, or may still be. Sending it again with the same `key` is safe, and returns the outcome."""
+    """The input may have been accepted, or may still be accepted. Resending it with the same `key` is safe, and returns the outcome."""
 
     agent = key = ""
 
 
 class AnswerMissingError(UnknownOutcomeError):
-    """The input was accepted under `number`, but its answer did not arrive in time or is lost. Asking again with the same `key` is safe."""
+    """The input was accepted under `number`, but its answer did not arrive in time or is lost.
+
+    Requesting the answer again with the same `key` is safe.
+    """
 
     agent = key = ""
     number = 0
 
 
 class InputDeadLetteredError(ExternalFailureError):
-    """The input was accepted under `number`, but no turn could process it: it is a dead letter, and has no answer."""
+    """The input was accepted under `number`, but no turn could process it. The input is now a dead letter, and has no answer."""
 
     exit_code = 3
     agent = key = ""
@@ -193,25 +199,31 @@ class InputDeadLetteredError(ExternalFailureError):
 
 
 class InputRejectedError(ExternalFailureError):
-    """The input was not accepted in time, and will not be. Another attempt may succeed."""
+    """The input was not accepted in time, and this attempt will never be accepted. Another attempt may succeed."""
 
     exit_code = 14
     agent = key = ""
 
 
 class FleetEndedError(ExternalFailureError):
-    """The fleet has ended, and did not accept the input."""
+    """The fleet did not accept the input, because the fleet has ended."""
 
     exit_code = 13
     agent = key = ""
 
 
 class StepCancelledError(ExternalFailureError):
-    """The result of this attempt of a step is not needed: its turn was undone, or it took too long. Release all resources and return."""
+    """The result of this attempt of a step is no longer needed.
+
+    The step's turn was undone, or the attempt took too long. Release all resources and return.
+    """
 
 
 class StepFailedError(ExternalFailureError):
-    """A step of a durable turn raised in every attempt. `error` is the name of the exception's class, `reason` its message."""
+    """A step of a durable turn raised an exception in every attempt.
+
+    `error` is the name of the exception's class, and `reason` is the exception's message.
+    """
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -219,7 +231,7 @@ class StepFailedError(ExternalFailureError):
 
 
 class EffectFailedError(StepFailedError):
-    """An effect raised in every attempt, and may have happened all the same. `key`: identifies the effect within its agent."""
+    """An effect raised an exception in every attempt, but may still have happened. `key` identifies the effect within its agent."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
         super().__init__(message, step=step, error=error, reason=reason)
@@ -227,19 +239,19 @@ class EffectFailedError(StepFailedError):
 
 
 class CircuitOpenError(ExternalFailureError):
-    """A service failed repeatedly, and is not called for a while (`CircuitBreaker`)."""
+    """A service failed repeatedly, and is therefore not called for a while (`CircuitBreaker`)."""
 
 
 class WaitTimeoutError(ExternalFailureError, TimeoutError):
-    """A durable turn's wait has timed out."""
+    """A wait in a durable turn has timed out."""
 
 
 class UnansweredCallError(ExternalFailureError):
-    """No answer to this call will come: the called turn ended without one or failed, or the agent does not exist."""
+    """This call will never be answered. The called turn ended without an answer or failed, or the agent does not exist."""
 
 
 class InputsError(ExternalFailureError):
-    """Some of many inputs have no receipt. `outcomes` has the receipt or the error of each input, in their order."""
+    """Some of many inputs have no receipt. `outcomes` contains the receipt or the error of each input, in the order of the inputs."""
 
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -247,4 +259,4 @@ class InputsError(ExternalFailureError):
 
 
 class LogError(ExternalFailureError):
-    """The coordinator's log cannot be trusted or written. The process must end so that it does not contradict itself (G8)."""
+    """The coordinator's log is unreliable or cannot be written. The process must exit so that it does not contradict itself (G8)."""

@@ -1,6 +1,6 @@
-"""Named points where tests and chaos runs make an adapter fail; a no-op in production.
+"""Define named points at which tests and chaos runs make an adapter fail. In production they do nothing.
 
-Only adapters and `storage/` have them: cores do no I/O, so there is nothing in them to interrupt.
+Only adapters and `storage/` have failpoints. Cores do no I/O, so they contain nothing to interrupt.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,18 @@ _hook: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Pass the point `name`, such as `"store.manifest.linked"`; an installed hook may crash, raise or delay here."""
+    """Pass the failpoint `name`, such as `"store.manifest.linked"`.
+
+    An installed hook may crash, raise an exception or wait at this point.
+    """
     if _hook is not None:
         _hook(name)
 
 
 def install(hook: Callable[[str], None] | None) -> None:
-    """Install `hook`, called with the name of every point passed; `None` removes it. For tests and chaos only."""
+    """Install `hook`, which is called with the name of each failpoint that is passed.
+
+    None removes the hook. Only tests and chaos runs use this.
+    """
     global _hook
     _hook = hook

@@ -1,11 +1,13 @@
-"""Folders and files for keys, tokens, states and logs: accessible to their owner only, regardless of the umask; and durable names."""
+"""Create folders and files for keys, tokens, states and logs that only their owner can access, whatever the umask. Also make names in
+folders durable.
+"""
 
 import os
 from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing ancestors with mode 0700; an existing folder keeps its mode. Raises OSError."""
+    """Create a folder and its missing ancestors with mode 0700. An existing folder keeps its mode. Raise OSError on failure."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -25,5 +27,5 @@ def sync_folder(path: str | Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file; a new file gets mode 0600. An `opener` for `open`."""
+    """Open a file, and create it with mode 0600 if it is missing. This is an `opener` for `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Ids of agents and hosts: syntax and sort order."""
+"""Define the syntax and sort order of the ids of agents and hosts."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ AgentId = NewType("AgentId", str)
 HostId = NewType("HostId", str)
 
 HOST_PREFIX = "host:"
-"""Prefix of a host in a list of agents: `host:h1` means every agent of that host."""
+"""Prefix of a host in a list of agents. For example, `host:h1` means every agent on host h1."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _DIGITS = re.compile(r"(\d+)")
@@ -20,7 +20,7 @@ def check_id(text: str, what: str = "agent") -> str:
     """Return `text` if it is a valid id.
 
     Raises:
-        UsageError: the id is invalid. `what`: the kind of id, for the message.
+        UsageError: If the id is invalid. The message calls it an id of the kind `what`.
     """
     if _ID.fullmatch(text) is None:
         raise UsageError(
@@ -30,24 +30,24 @@ def check_id(text: str, what: str = "agent") -> str:
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
+    """Return a key for natural sorting, by which `a-2` comes before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def is_plain(text: object) -> TypeGuard[str]:
-    """Return whether `text` is a string that UTF-8 can encode. Other strings cannot be written to files or messages."""
+    """Return whether `text` is a string that UTF-8 can encode. All other strings cannot be written to files or messages."""
     try:
-        str.encode(text)  # type: ignore[arg-type]  # raises TypeError for other types
+        str.encode(text)  # type: ignore[arg-type]  # raises TypeError if `text` is not a string
     except (TypeError, UnicodeEncodeError):
         return False
     return True
 
 
 def check_receiver(agent: object) -> None:
-    """Check that messages to an agent with this id can be stored, whether or not the agent exists.
+    """Check that messages to an agent with this id could be stored, whether or not the agent exists.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: If messages to `agent` cannot be stored.
     """
     if not is_plain(agent):
         raise UsageError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
@@ -57,7 +57,7 @@ def check_failed(names: Iterable[str]) -> list[str]:
     """Return `names` if each is an agent id or has the form `host:h1`.
 
     Raises:
-        UsageError: a name is not a valid id, or `names` is a single string.
+        UsageError: If a name is not a valid id, or `names` is a single string.
     """
     if isinstance(names, str):
         raise UsageError(f"{names!r} is one text: give a list, [{names!r}]")

@@ -1,7 +1,8 @@
-"""Host mode for chandy-lamport: takes part in the fleet's epochs with records and marker items, and closes the host's part of each epoch.
+"""Host mode for chandy-lamport: records agents' states for epochs, sends and receives marker items, and closes the host's part of each
+epoch.
 
-The mark of a message is a stamp: the epoch that its sender has recorded. An agent owes a record for every epoch known to have begun, and
-records before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
+The mark of a message is a stamp, that is, the newest epoch that its sender has recorded. An agent owes a record for each epoch that is
+known to have begun, and records before its next turn. The agent's part of the protocol is in `protocols/epoch_stamped.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,18 +32,19 @@ from snapline.protocols.epoch_stamped import (
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 RECORDED_AT_ONCE = 32
-"""Largest number of idle agents that record without a pause, when an epoch begins or between two passes of the event loop. This takes one
-or two milliseconds; thousands of records at once would delay all events."""
+"""Largest number of idle agents that record without a pause, when an epoch begins or between two passes of the event loop. These records
+take one or two milliseconds. Thousands of records without a pause would delay all events."""
 
 
 class CoordinatedMode:
-    """Chandy-Lamport mode.
+    """Host mode of fleets with the protocol chandy-lamport.
 
     Attributes:
-        epochs: open epochs by number, ascending.
-        unasked: agents that owe a record, may be idle, and have not been requested to record yet. An agent that gets a message records
-            before its turn without a request.
-        departed: departed agent → latest epoch begun at its departure, until a later epoch is complete.
+        epochs: open epochs by number, in ascending order.
+        unasked: agents that may owe a record, and have not been checked since the epoch began. An agent that gets a message records before
+            its turn anyway.
+        departed: mapping from departed agents to the newest epoch that had begun at their departure. An agent is removed when a later epoch
+            is complete.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -88,16 +90,16 @@ class CoordinatedMode:
             self._show(owner, inlet, mark, payload)
 
     def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
-        """Pass a message to the agent's epoch core if it belongs to a channel state, or announces an epoch."""
+        """Pass a message to the agent's epoch core, since it belongs to a channel state or announces an epoch."""
         _tell(owner, self._shared.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
         if stamp > self._shared.begun_epoch:
             self._begin(stamp)
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Do nothing: a record contains all waiting messages, whatever consumes them later."""
+        """Do nothing, since a record contains all waiting messages, no matter how they are consumed later."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """Do nothing: a record needs only the numbers that the inlet itself keeps."""
+        """Do nothing, since a record needs only the sequence numbers that the inlet itself keeps."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -106,19 +108,19 @@ class CoordinatedMode:
             self._record(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Do nothing: only the coordinator begins epochs."""
+        """Do nothing, since only the coordinator begins epochs."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """Do nothing: an epoch records all agents, whether they have changed or not."""
+        """Do nothing, since an epoch records all agents, whether they have changed or not."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """Do nothing: this mode has recorded no data about the turn that would have to be undone."""
+        """Do nothing, since this mode keeps no data about the turn that would have to be undone."""
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Do nothing: the coordinator begins an epoch for the waiting client."""
+        """Do nothing, since the coordinator begins an epoch for the waiting client."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Do nothing: a record contains the outbox in its present state."""
+        """Do nothing, since a record contains the outbox as it is when the agent records."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class CoordinatedMode:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._shared.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """Create an agent. The agent owes records for open epochs that began after its creation was committed."""
+        """Create an agent. It owes records for the open epochs that began after its creation was committed."""
         unborn_in = self._shared.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
         if reserved.recorded > self._shared.begun_epoch:
@@ -144,14 +146,14 @@ class CoordinatedMode:
         self._check()
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Do nothing: the agent's numbers are final; open epochs record them."""
+        """Do nothing, since the agent's sequence numbers are final, and open epochs record them."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """Excuse the agent from every epoch that began after it left."""
+        """Exclude the agent from all epochs that began after its departure was committed."""
         shared = self._shared
         newest = max(open_epochs, default=0)
         if newest > shared.begun_epoch:
-            self._begin(newest)  # the agent is part of the epoch; the stream broke before BeginEpoch came
+            self._begin(newest)  # the agent is part of the epoch, whose BeginEpoch was lost with a stream
         agent.retired_in = shared.not_ended(open_epochs)
         last = max(open_epochs, default=agent.protocol.recorded)
         _tell(agent, shared.now, LeaveCommitted(last))
@@ -161,14 +163,14 @@ class CoordinatedMode:
         self._check()
 
     def removed(self, agent: LocalAgent) -> None:
-        """Remember a departed agent, since an epoch without the agent must still cover the agent's messages."""
+        """Remember a departed agent, since a later epoch must still cover the messages that it sent."""
         self.departed[agent.id] = (self._shared.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
-        """Do nothing: the agent's record is missing, and the coordinator will end the open epochs with a plan."""
+        """Do nothing, since the agent's record will be missing, and the coordinator will end the open epochs with a plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
-        """Do nothing: this mode keeps no data about the receiver."""
+        """Do nothing, since this mode keeps no data about receivers."""
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class CoordinatedMode:
         self.unasked.clear()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Do nothing: the recovery line is an epoch, and already durable."""
+        """Do nothing, since the recovery line is an epoch that is already durable."""
 
     def welcomed(self) -> None:
         for epoch in self.epochs.values():
@@ -201,7 +203,8 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
-        """Begin an epoch on the first message about it: all agents here owe a record, and idle ones record at once."""
+        """Begin an epoch when the first message about it arrives. All agents on this host then owe a record, and idle agents record
+        immediately."""
         shared = self._shared
         for number in range(shared.begun_epoch + 1, epoch + 1):
             if number in shared.ended:
@@ -223,7 +226,7 @@ class CoordinatedMode:
         self._check()
 
     def _ask(self) -> None:
-        """Let some idle agents record; others follow after the events that arrived meanwhile."""
+        """Let some idle agents record. All others record after the events that have arrived meanwhile."""
         count = 0
         while self.unasked and count < RECORDED_AT_ONCE:
             name = next(iter(self.unasked))
@@ -236,7 +239,7 @@ class CoordinatedMode:
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
     def _record(self, agent: LocalAgent) -> None:
-        """Record the agent's image and numbers between two turns, for every epoch for which the agent owes a record."""
+        """Record the agent's image and sequence numbers between two turns, for each epoch for which the agent owes a record."""
         shared = self._shared
         boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
         for command in _tell(agent, shared.now, boundary):
@@ -266,7 +269,7 @@ class CoordinatedMode:
     # ---- epochs: links ----------------------------------------------------------------------------------------------
 
     def linked(self, peer: Peer) -> None:
-        """Expect no marker on a new link for epochs that had already begun at either end when the link opened."""
+        """Stop expecting markers on a new link for epochs that had already begun at either end when the link opened."""
         assert peer.floor is not None
         if peer.floor > self._shared.begun_epoch:
             self._begin(peer.floor)
@@ -281,7 +284,7 @@ class CoordinatedMode:
         return agent.owes or peer.floor > self._shared.begun_epoch
 
     def _release(self) -> None:
-        """Let agents that no longer owe a record send over links opened meanwhile."""
+        """Let agents that no longer owe a record use links that opened while they owed it."""
         for agent_id in list(self._ends.held):
             agent = self._shared.agents.get(agent_id)
             if agent is None or not agent.owes:
@@ -290,7 +293,7 @@ class CoordinatedMode:
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Send the markers that are due, and close the host's parts that are complete."""
+        """For each epoch, send the markers if they are due, and close this host's part if it is complete."""
         self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
@@ -299,7 +302,7 @@ class CoordinatedMode:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
-        """Send one marker item over each existing link, after everything with an older stamp: all agents here have recorded."""
+        """Send one marker item on each link, after all items with an older stamp, because all agents on this host have recorded."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
         marked = [peer for peer in self._shared.peers.values() if _is_marked(peer, epoch.number)]
@@ -354,7 +357,7 @@ class CoordinatedMode:
                 _tell(agent, self._shared.now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
-        """Close the host's part of the epoch and store it, since no message of this epoch can arrive here any more."""
+        """Close this host's part of the epoch and store it, because no message that belongs to the epoch can arrive any more."""
         epoch.is_stored = True
         records: dict[str, RecordedPart] = {}
         for agent in self._shared.agents.values():
@@ -363,7 +366,7 @@ class CoordinatedMode:
             record = agent.protocol.record_of(epoch.number)
             if record.in_transit or not record.is_unborn:
                 records[agent.id] = record
-            # Otherwise no message inside the cut is for this agent, so the agent is not in the cut, not even as unborn.
+            # Otherwise no message in the cut is for this agent, so the agent is not part of the cut, not even as unborn.
         departed = {
             agent_id: sent for agent_id, (_, departed_agent) in self.departed.items() if (sent := departed_agent.sent())
         }
@@ -378,7 +381,8 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        """Refuse the epochs. Without its image the agent would be stored as not created yet, so the host's part must never be reported."""
+        """Refuse the epochs for which an agent's image could not be taken. Without an image the agent would be stored as unborn, so this
+        host's part must never be reported."""
         for number in event.epochs:
             self._refuse(number, event.reason)
 
@@ -387,7 +391,7 @@ class CoordinatedMode:
             self._refuse(event.epoch, event.reason)
 
     def _refuse(self, number: int, reason: str) -> None:
-        """Refuse the epoch. The refusal is repeated on every new stream until the epoch has ended, since a new coordinator has not received
+        """Refuse the epoch. The refusal is repeated on each new stream until the epoch has ended, since a new leader has not received
         it."""
         epoch = self.epochs.get(number)
         if epoch is not None:
@@ -405,7 +409,7 @@ class CoordinatedMode:
             _tell(agent, self._shared.now, ended)
         self._membership.release_retired(event.epoch)
         if event.is_complete:
-            # An epoch begun after an agent left has covered all of its messages.
+            # This epoch began after these agents left, so it has covered all their messages.
             covered = [
                 (agent, departed_agent)
                 for agent, (begun_epoch, departed_agent) in self.departed.items()
@@ -419,7 +423,7 @@ class CoordinatedMode:
     # ---- the rest -------------------------------------------------------------------------------------------------
 
     def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Report at once, since a freeze has no effect on fleets in this mode."""
+        """Report immediately, since this mode needs no freeze."""
         self._shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
@@ -431,7 +435,7 @@ class CoordinatedMode:
             self._check()
 
     def wakeups_ns(self) -> list[int]:
-        """Return the present time if an agent still has to record, so that the event loop runs once before the next records."""
+        """Return the current time if more agents must record, so that the event loop handles other events before the next records."""
         return [self._shared.now] if self.unasked else []
 
     def standing(self) -> CheckpointCondition:
@@ -453,13 +457,13 @@ class CoordinatedMode:
 
 
 def _is_marked(peer: Peer, epoch: int) -> bool:
-    """Return whether the epoch has a marker on this link. The result is also true while the two ends have not agreed, since the link may be
-    older than the epoch."""
+    """Return whether the epoch has a marker on this link. This is also True while the two ends have not agreed on the link's floor, since
+    the link may be older than the epoch."""
     return peer.floor is None or epoch > peer.floor
 
 
 def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:
-    """Pass an event to the agent's epoch core. The event may change whether the agent owes a record."""
+    """Pass an event to the agent's epoch core, and update whether the agent owes a record."""
     commands = agent.protocol.handle(now_ns, event)
     agent.owes = agent.protocol.owed > agent.protocol.recorded
     return commands

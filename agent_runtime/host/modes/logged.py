@@ -1,24 +1,24 @@
-"""Host mode for all protocols except chandy-lamport: agents checkpoint on their own, or for a koo-toueg round.
+"""Host mode for all protocols except chandy-lamport. Agents checkpoint independently, or for a koo-toueg round.
 
 Theory of operation
 -------------------
-The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until
-the agent's next checkpoint stores it. So the store has the in-transit messages of every cut of checkpoints: a checkpoint includes the
-messages sent before it (protocols.md, section 3). The coordinator makes epochs from such cuts. Recovery plans then work as in every fleet.
-This mode takes no part in recoveries except for the freeze before a recovery.
+Agents keep *sender logs*: each message that leaves an agent is kept, with its piggyback, until the agent's next checkpoint stores it. So
+the store contains the messages in transit for every cut of checkpoints, since a checkpoint includes the messages sent before it
+(protocols.md, section 3). The coordinator makes epochs from such cuts, and recovery plans then work as in every fleet. The only part of
+this mode in a recovery is the freeze before it.
 
-Around a message's turn (protocols.md, section 4): before the turn the protocol's rule may force a checkpoint; the rule then merges the
-message's piggyback. Between turns the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative
-checkpoint. The mark of a message is its piggyback.
+Before a message's turn, the protocol's rule may force a checkpoint, and then merges the message's piggyback (protocols.md, section 4).
+Between turns, the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative checkpoint. The mark
+of a message is its piggyback.
 
-*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts and no message leaves an outbox.
-Each agent that has changed since its last checkpoint takes one as soon as its turn ends. If a turn runs for more than a second, or an image
-cannot be taken, the agent counts as failed.
+*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts, and no message leaves an outbox.
+Each agent that has changed since its last checkpoint takes a checkpoint as soon as its turn ends. If the turn runs for more than another
+second, or the image cannot be taken, the agent counts as failed.
 
-*Rounds* of Koo and Toueg: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round. An agent with a
-tentative checkpoint is held until it receives the outcome. The agent's own part is `protocols/koo_toueg.py`.
+*Rounds* of Koo and Toueg. The coordinator asks agents for tentative checkpoints, and later sends the outcome of the round. An agent with a
+tentative checkpoint is held until it receives the outcome. The agent's part of the protocol is in `protocols/koo_toueg.py`.
 
-Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
+Guarantees: this module carries G3 and G6 together with `protocols/rule.py`, and G7 together with the coordinator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,14 +42,14 @@ from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 FREEZE_NS = 1_000_000_000
-"""Longest time that a freeze waits for running turns. The freeze delays the recovery by this wait, and a turn that runs longer is lost."""
+"""Longest time for which a freeze waits for running turns. This wait delays the recovery, and a turn that runs longer is lost."""
 
 
 class HostFreeze:
-    """The freeze that this host is in, if any (`HoldReasons.freeze`).
+    """This host's part in a freeze. `HoldReasons.freeze` contains the freeze's number.
 
     Attributes:
-        unfrozen: agents whose turn began before the freeze and still runs.
+        unfrozen: agents with a turn that started before the freeze and is still running.
     """
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving) -> None:
@@ -60,12 +60,13 @@ class HostFreeze:
         self._report_ns: int | None = None
 
     def reset(self) -> None:
-        """Cancel the freeze, if there is one."""
+        """Stop waiting for the freeze, if there is one."""
         self.unfrozen = {}
         self._report_ns = None
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Freeze all agents. A host that has not applied the plan, or that has restarted since, has no changed agents."""
+        """Freeze all agents. If this host has not applied the plan, or has restarted since, it has no changed agents, and reports
+        immediately."""
         shared = self._shared
         if event.plan != shared.plan or not shared.is_loaded:
             shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
@@ -79,7 +80,7 @@ class HostFreeze:
         self._report_soon()
 
     def settle(self, agent: LocalAgent) -> bool:
-        """Freeze an agent between two turns if the freeze waits for this agent. Return whether the agent was frozen now."""
+        """Freeze an agent that is between two turns, if the freeze waits for it. Return whether the agent was frozen."""
         if agent.id not in self.unfrozen:
             return False
         self._freeze(agent)
@@ -93,13 +94,14 @@ class HostFreeze:
             self._report_soon()
 
     def _freeze(self, agent: LocalAgent) -> None:
-        """Make the live state of an agent between two turns its newest checkpoint."""
+        """Take a checkpoint of an agent's live state between two turns, if the state has changed."""
         if agent.logged.has_moved and agent.is_born:
             self._saving.take(agent, "basic")
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """Report the freeze if all agents are frozen, once the requested images have been taken. The report names failed agents."""
+        """If all agents are frozen, schedule the report for now, so that the requested images are taken first. The report names failed
+        agents."""
         if not self.unfrozen:
             self._report_ns = self._shared.now
 
@@ -108,7 +110,7 @@ class HostFreeze:
         return [] if self._report_ns is None else [self._report_ns]
 
     def clock_passed(self) -> None:
-        """Report the freeze if it has waited for its longest time."""
+        """Report the freeze if all agents are frozen, or if its time limit has passed."""
         if self._report_ns is not None and self._report_ns <= self._shared.now:
             self._report()
 
@@ -120,7 +122,8 @@ class HostFreeze:
         self.reset()
 
     def on_thaw_agents(self, event: msg.ThawAgents) -> None:
-        """End the freeze. Number 0 ends any freeze: the coordinator sends it to every returning host that must not be frozen."""
+        """End the freeze with this number. Number 0 ends any freeze: the coordinator sends it to a returning host that must not be
+        frozen."""
         freeze = self._holds.freeze
         if event.plan != self._shared.plan or freeze is None or event.number not in (0, freeze):
             return
@@ -129,10 +132,10 @@ class HostFreeze:
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One agent's answer to a round, on a request from `asker` ("" for an initiator).
+    """One agent's answer in a round, to the request from `asker`, which is "" if the agent initiates the round.
 
-    `number`: number of the agent's tentative checkpoint, or 0; `requests`: agent to ask next → number of the last message received from
-    that agent.
+    `number` is the number of the agent's tentative checkpoint, or 0. `requests` maps each agent to ask next to the sequence number of the
+    last message received from it.
     """
 
     agent: str
@@ -144,7 +147,7 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostRounds:
-    """This host's part in koo-toueg rounds; see the module docstring."""
+    """This host's part in koo-toueg rounds, as described in the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
         self._shared = parts.shared
@@ -152,10 +155,10 @@ class HostRounds:
         self._saving = saving
         self._standing = standing
         self._asked: list[tuple[str, kt.CheckpointRequested]] = []
-        """Requests to agents whose turn is running."""
+        """Requests to agents with a running turn."""
 
     def reset(self) -> None:
-        """Forget all rounds, since a recovery plan ends the history of every agent here."""
+        """Forget all rounds when a recovery plan ends the history of all agents on this host."""
         self._asked = []
 
     def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
@@ -165,7 +168,7 @@ class HostRounds:
         for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
             request = kt.CheckpointRequested(event.epoch, asker or None, number)
             agent = self._shared.agents.get(agent_id)
-            if agent is None:  # the agent is being created, and has received no message that concerns this round
+            if agent is None:  # it is being created, and has received no message that matters for this round
                 answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
             elif agent.is_busy:
                 self._asked.append((agent_id, request))
@@ -174,7 +177,7 @@ class HostRounds:
         self._answer(event.epoch, answers)
 
     def ask_again(self, agent: LocalAgent) -> None:
-        """Answer requests of rounds that arrived during the agent's turn."""
+        """Answer the rounds' requests that arrived during the agent's turn."""
         requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
         if requests and not agent.is_busy:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
@@ -214,7 +217,7 @@ class HostRounds:
             )
 
     def ended(self, event: msg.EndEpoch) -> None:
-        """End a decided round: make its tentative checkpoints permanent, or drop them."""
+        """Handle the outcome of a round: make its tentative checkpoints permanent, or discard them."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
         for agent in list(self._shared.agents.values()):
             if agent.logged.rounds is None:
@@ -258,15 +261,15 @@ def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_
 
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
-"""Largest size of one agent's log in memory. Above this size the agent takes a basic checkpoint, which stores the log, whatever its policy
-says."""
+"""Largest size of one agent's sender log in memory. Above it, the agent takes a basic checkpoint, which stores the log, even if its policy
+requires none."""
 
 
 class LoggedMode:
     """Host mode of fleets whose agents keep sender logs.
 
     Attributes:
-        holds: reasons for holding agents, and the backlog for the store.
+        holds: reasons for which agents are held, and the backlog of data for the store.
     """
 
     def __init__(self, parts: HostParts, protocol: str, policy: Policy) -> None:
@@ -314,7 +317,7 @@ class LoggedMode:
         shared.counts.piggybacked += 1
         logged.keep(outlet.receiver, outlet.number, payload, piggyback)
         if owner.stage is IDLE:
-            # The message had waited for credit, so the outbox is now shorter than at the last checkpoint.
+            # The message was parked, so the outbox is now shorter than at the last checkpoint.
             self._saving.moved(owner)
         if logged.log_bytes > LOG_BYTES_MAX:
             self._saving.owe_basic(owner.id, logged)
@@ -332,10 +335,10 @@ class LoggedMode:
         return message.piggyback
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Do nothing: the rule processes the message just before the message's turn."""
+        """Do nothing, since the rule processes a message only just before the message's turn."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Force a checkpoint if the rule requires one, then merge the message's piggyback."""
+        """Take a forced checkpoint if the rule requires one, and then merge the message's piggyback."""
         logged = agent.logged
         if not isinstance(entry, MessageEntry) or logged.admitted:
             return
@@ -344,9 +347,8 @@ class LoggedMode:
             return
         piggyback, sender = entry.mark, self._shared.ordinals.get(entry.inlet.sender, -1)
         assert isinstance(piggyback, bytes)
-        # An unborn agent has done no work, so its creation counts as the checkpoint before its first message. The
-        # piggyback of a retried message is already merged. Sends that left meanwhile precede the message in the same
-        # interval.
+        # An unborn agent has done no work, so its creation counts as the checkpoint before its first message. If the message is retried,
+        # its piggyback has already been merged, but messages that left since then would precede it in the same interval.
         has_sent = agent.attempts > 0 and logged.log_messages > 0 and self._protocol in CIC_PROTOCOLS
         if agent.is_born and (has_sent or logged.rule.forces(sender, piggyback)):
             self._saving.take(agent, "forced", cause=piggyback)
@@ -371,7 +373,7 @@ class LoggedMode:
             self._settle_owed(agent)
 
     def _settle_owed(self, agent: LocalAgent) -> None:
-        """Carry out, between two turns, the requests that arrived while the agent was busy."""
+        """Execute, between two turns, the requests that arrived while the agent was busy."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
         if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
@@ -380,7 +382,7 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Count the turn. If its message came over a channel, `consumed` has already recorded the message."""
+        """Count a turn that has ended. If its message came over a channel, `consumed` has already recorded that the agent has changed."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:
@@ -392,13 +394,13 @@ class LoggedMode:
         self._saving.moved(agent)
 
     def tried(self, agent: LocalAgent) -> None:
-        """Let the rule process the message again, since sends and checkpoints may happen before the retry."""
+        """Let the rule process the message again at the retry, since messages may leave and checkpoints may be taken before it."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
-            self._saving.moved(agent)  # a message left the outbox during the turn, which is not recorded elsewhere
+            self._saving.moved(agent)  # a message left the outbox during the turn
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Let the agent take a checkpoint as soon as possible, since a client waits for an epoch with its work."""
+        """Let the agent take a checkpoint as soon as possible, since a client waits for an epoch that contains the agent's work."""
         if agent.logged.has_moved or agent.is_busy:
             agent.logged.clock.asked()
             self._saving.moved(agent)
@@ -406,7 +408,7 @@ class LoggedMode:
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
         if owner.logged.owed:
-            self._mailboxes.next_turn(owner)  # a checkpoint became due because messages left
+            self._mailboxes.next_turn(owner)  # a checkpoint may be due since messages left
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -418,7 +420,7 @@ class LoggedMode:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
 
     def _make(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent:
-        """Make the agent's record for logged fleets, from its checkpoint or in its initial form."""
+        """Create the agent's record for logged fleets, either from its checkpoint or in the initial state."""
         image = checkpoint.protocol_state if checkpoint is not None else b""
         number = checkpoint.number if checkpoint is not None else 0
         rule = rounds = None
@@ -429,7 +431,7 @@ class LoggedMode:
         else:
             rule = make_rule(self._protocol, ordinal, len(self._shared.ordinals))
         clock = PolicyClock(self._policy, agent, now_ns=self._shared.now, number=number)
-        counts = self._shared.counts  # each plan after the first means a failure; adaptive policies use this count
+        counts = self._shared.counts  # each plan after the first means a failure, which adaptive policies count
         clock.failure_rate(counts.plans - 1, self._shared.now - counts.first_plan_ns)
         return LoggedAgent(self.holds.backlog, clock, rule, rounds)
 
@@ -439,11 +441,11 @@ class LoggedMode:
         child.is_held = self.holds.are_all_held
 
     def created(self) -> None:
-        """Do nothing, since no epoch waits for the new agent."""
+        """Do nothing, since no epoch waits for created agents."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Require a last checkpoint. The agent may leave when an epoch contains this checkpoint and all the agent's messages as
-        received."""
+        """Request the agent's last checkpoint. The agent may leave when an epoch contains this checkpoint, and contains all messages from
+        the agent as received."""
         agent.logged.owe("basic")
         self._mailboxes.next_turn(agent)
 
@@ -467,19 +469,20 @@ class LoggedMode:
             part.reset()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Take initial checkpoints. Line 0 is not in the store, and no recovery line could contain an agent without a checkpoint."""
+        """Take checkpoints of agents in their initial states. These states are not in the store yet, and a recovery line can contain only
+        agents with a checkpoint."""
         for loaded in agents:
             if loaded.checkpoint is None:
                 self._saving.take(self._shared.agents[loaded.agent], "initial")
 
     def welcomed(self) -> None:
-        """Do nothing: the checkpoint writer repeats the reports of durable checkpoints."""
+        """Do nothing, since the checkpoint writer repeats the reports on durable checkpoints."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         return False
 
     def linked(self, peer: Peer) -> None:
-        """Do nothing: links play no role in the checkpoints of single agents."""
+        """Do nothing, since checkpoints of single agents do not involve links."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
@@ -491,7 +494,7 @@ class LoggedMode:
             self._membership.release_retired(event.epoch)
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
-        """Report the numbers of the agents that have changed, as columns."""
+        """Report the sequence numbers of the agents that have changed since their last checkpoints."""
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []

@@ -1,13 +1,13 @@
-"""Checkpoints of agents of a logged fleet: when they are taken, what they contain, and what happens if the store is too slow.
+"""Decides when agents of a logged fleet take checkpoints, takes them, and defers them if the store is too slow.
 
-A checkpoint is first owed, then taken between two turns. The policy's clock determines when a basic checkpoint is due. The clock is queried
-after every change of the agent, and at the time that it has requested.
+A checkpoint is first owed, and then taken between two turns. The policy's clock determines when a basic checkpoint is due. The clock is
+queried after each change in the agent, and at the time that the clock has requested.
 
-*Deferred* checkpoints: while too much data waits for a slow or unavailable store, basic checkpoints are not taken. The agents continue to
-run, and each agent that has missed a checkpoint takes it when the store has caught up. Initial, forced and tentative checkpoints, and those
-of a freeze, are not deferred. A full backlog pauses the agents (`host/logged_agent.py`).
+*Deferred* checkpoints. While too much data waits for a slow or unavailable store, no basic checkpoints are taken. The agents continue to
+run, and each agent that has missed a checkpoint takes it when the store has caught up. Initial, forced and tentative checkpoints, and
+checkpoints for a freeze, are not deferred. If the backlog is full, the agents pause (`host/logged_agent.py`).
 
-*Held* agents take no turn, and no message leaves their outboxes. An agent is held because of a freeze, an undecided round, or a full
+*Held* agents start no turn, and no message leaves their outboxes. An agent is held because of a freeze, an undecided round, or a full
 backlog.
 """
 
@@ -24,7 +24,7 @@ class HoldReasons:
 
     Attributes:
         freeze: number of the freeze that the agents are in, or None.
-        backlog: data that waits for the store.
+        backlog: data in memory that waits for the store.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -35,27 +35,27 @@ class HoldReasons:
         self.backlog = Backlog()
 
     def reset(self) -> None:
-        """Begin a plan: no agent is held, and the store is assumed to be healthy."""
+        """Start a plan, with no agent held and the store assumed to work."""
         self.freeze = None
         self.backlog = Backlog()
 
     def freeze_all(self, number: int) -> None:
-        """Hold all agents for this freeze."""
+        """Hold all agents for the freeze with this number."""
         self.freeze = number
         self._hold_all()
 
     def thaw(self) -> None:
-        """End the freeze."""
+        """End the freeze, and release the agents."""
         self.freeze = None
         self.release_all()
 
     def pause_agents(self) -> None:
-        """Hold all agents, since the logs or the writer's queue have no room."""
+        """Hold all agents because the logs or the writer's queue have no room."""
         self.backlog.stand(is_standing=True)
         self._hold_all()
 
     def go_on(self) -> None:
-        """Let the agents continue, since there is room again."""
+        """Release the agents because there is room again."""
         self.backlog.stand(is_standing=False)
         self.release_all()
 
@@ -69,7 +69,7 @@ class HoldReasons:
         return self.freeze is not None or self.backlog.is_standing
 
     def release(self, agent: LocalAgent) -> None:
-        """Resume the agent if no other reason holds it; the messages in its outbox leave first."""
+        """Release an agent unless another reason still holds it. Its parked messages leave before its next turn starts."""
         rounds = agent.logged.rounds
         agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
         if not agent.is_held:
@@ -77,7 +77,7 @@ class HoldReasons:
             self._mailboxes.next_turn(agent)
 
     def release_all(self) -> None:
-        """Let all agents continue that no other reason holds."""
+        """Release all agents that no other reason holds."""
         for agent in list(self._shared.agents.values()):
             self.release(agent)
 
@@ -92,19 +92,18 @@ class Saving:
         self._holds = holds
         self._looks: list[tuple[int, str, int]] = []
         self.put_off: dict[str, None] = {}
-        """Agents that have missed a basic checkpoint since the store became busy."""
+        """Agents whose basic checkpoint has been deferred since the store became busy."""
 
     def reset(self) -> None:
-        """Clear all deferrals, since a recovery plan ends the history of every agent here."""
+        """Clear all deferred checkpoints when a recovery plan ends the history of all agents on this host."""
         self._looks = []
         self.put_off = {}
 
     # ---- when -----------------------------------------------------------------------------------------------------
 
     def moved(self, agent: LocalAgent) -> None:
-        """Record that the agent differs from its last checkpoint, and owe a basic checkpoint if one is due.
-
-        Otherwise an idle agent would look active forever.
+        """Record that the agent has changed since its last checkpoint. Owe a basic checkpoint if one is due, otherwise query the clock
+        again later.
         """
         logged = agent.logged
         logged.has_moved = True
@@ -117,7 +116,8 @@ class Saving:
             self._look_later(agent, logged)
 
     def owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
-        """Owe a basic checkpoint that is due. A deferred checkpoint is not owed: otherwise a later forced checkpoint would count as it."""
+        """Owe a basic checkpoint that is due, or defer it if the store is busy. A deferred checkpoint is not owed, since a later forced
+        checkpoint would then be taken as a basic one."""
         if not self._holds.backlog.is_busy:
             logged.owe("basic")
         elif agent_id not in self.put_off:
@@ -125,14 +125,14 @@ class Saving:
             self._shared.counts.put_off += 1
 
     def defer_all(self) -> None:
-        """Defer owed basic checkpoints, since the store is busy."""
+        """Defer all owed basic checkpoints because the store is busy."""
         for agent in self._shared.agents.values():
             if agent.logged.owed == "basic":
                 agent.logged.owed = ""
                 self.owe_basic(agent.id, agent.logged)
 
     def catch_up(self) -> None:
-        """Let agents take skipped checkpoints, since the store is free."""
+        """Let agents take their deferred checkpoints because the store is free again."""
         missed, self.put_off = self.put_off, {}
         for agent_id in missed:
             agent = self._shared.agents.get(agent_id)
@@ -151,7 +151,7 @@ class Saving:
         return [self._looks[0][0]] if self._looks else []
 
     def clock_passed(self) -> None:
-        """Check which agents' checkpoints have become due."""
+        """Owe the checkpoints that have become due."""
         shared = self._shared
         while self._looks and self._looks[0][0] <= shared.now:
             due, agent_id, plan = heapq.heappop(self._looks)
@@ -168,7 +168,7 @@ class Saving:
     # ---- taking ---------------------------------------------------------------------------------------------------
 
     def take(self, agent: LocalAgent, basis: str, *, cause: bytes | None = None, round_: int = 0) -> None:
-        """Capture the agent: state, numbers, log. The state must not change before the command is carried out."""
+        """Take a checkpoint of the agent's state, sequence numbers and log. The state must not change before the command is executed."""
         shared, logged = self._shared, agent.logged
         number = 0 if basis == "initial" else agent.checkpoints + 1
         if logged.rule is not None and basis != "initial":
@@ -184,7 +184,7 @@ class Saving:
                 received,
                 changed(sent, logged.sent),
                 changed(received, logged.received),
-                # A tentative checkpoint may be discarded, and the log then continues. Otherwise the log goes into the checkpoint.
+                # A tentative checkpoint gets a copy, since the log continues if the checkpoint is discarded.
                 {receiver: messages[:] for receiver, messages in logged.log.items()}
                 if basis == "tentative"
                 else logged.log,
@@ -207,13 +207,14 @@ class Saving:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Fail the agent: its work since its last durable checkpoint can never be saved, so the agent returns to that checkpoint."""
+        """Mark the agent as failed. Its work since its last durable checkpoint can never be saved, so the agent must go back to that
+        checkpoint."""
         agent = self._shared.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """Check that an agent that becomes idle will checkpoint its final state: otherwise the recovery line would never include that
+        """Check that an idle agent will take a checkpoint of its final state. Otherwise the recovery line would never include that
         state."""
         if not logged.has_moved:
             return
@@ -226,16 +227,17 @@ class Saving:
 
 
 def changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """Return the numbers of those channels that have advanced since the earlier numbers."""
+    """Return the channels whose sequence numbers differ from those in `before`."""
     return {channel: number for channel, number in numbers.items() if before.get(channel) != number}
 
 
 SAVE_NS = 100_000_000
-"""Time between two rounds of checkpoints of all agents whose logs are too large: the remaining logs belong to agents in long turns."""
+"""Interval at which all agents are requested to take checkpoints while all logs together are too large. Logs that remain after a request
+belong to agents in long turns."""
 
 
 class AgentPause:
-    """Pauses the agents while the backlog is full, and lets them continue afterwards."""
+    """Pauses the agents while the backlog is full, and resumes them afterwards."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, *, is_autonomous: bool) -> None:
         self._shared = parts.shared
@@ -245,7 +247,8 @@ class AgentPause:
         self._is_autonomous = is_autonomous
 
     def note_logs(self) -> None:
-        """Let all agents take checkpoints or pause if all logs together are too large."""
+        """Handle logs that together are too large: let all agents take checkpoints, or pause the agents if the store does not permit
+        this."""
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
@@ -254,7 +257,7 @@ class AgentPause:
             self._pause_agents()
 
     def on_store_status_changed(self, event: ev.StoreStatusChanged) -> None:
-        """Defer basic checkpoints while the store is busy; once it is free, let agents take the skipped ones."""
+        """Defer basic checkpoints while the store is busy. Once the store is free, let agents take the deferred checkpoints."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_pause():
@@ -265,7 +268,7 @@ class AgentPause:
             self._saving.catch_up()
 
     def look(self) -> None:
-        """Let the agents go on, if the logs have become small enough."""
+        """Resume the agents if the logs have become small enough."""
         if self._holds.backlog.is_standing and not self._must_pause():
             self._go_on()
 
@@ -273,7 +276,7 @@ class AgentPause:
         return self._holds.backlog.must_pause(is_autonomous=self._is_autonomous)
 
     def _pause_agents(self) -> None:
-        """Pause all agents, since the logs or the writer's queue have no room: no agent takes a turn or sends a message."""
+        """Pause all agents because the logs or the writer's queue have no room. No agent then starts a turn or sends a message."""
         self._holds.pause_agents()
         problem = self._holds.backlog.problem
         reason = f": {problem}" if problem else ""
@@ -289,7 +292,7 @@ class AgentPause:
         return [] if save_ns is None else [save_ns]
 
     def clock_passed(self) -> None:
-        """Let all agents take checkpoints if the time has come. Each log is small, but all logs together are too large."""
+        """If it is due, let all agents with logs take checkpoints, because all logs together are too large, although each log is small."""
         backlog = self._holds.backlog
         if backlog.save_ns is None or backlog.save_ns > self._shared.now:
             return

@@ -1,9 +1,10 @@
-"""Host modes: the decisions of a checkpointing protocol in a host. Coordinated and logged fleets differ only in their mode.
+"""Interface of host modes, which make a checkpointing protocol's decisions on a host. In a host core, coordinated and logged fleets differ
+only in their mode.
 
-A mode is an object chosen once, when the core is made. The core's parts call the mode at the points below in the life of messages, turns
-and agents, and pass it the events that only a mode handles (`handlers`).
+A mode is an object that is chosen once, when the core is created. The core's parts call the mode's methods at certain points in the life of
+messages, turns and agents, and pass it the events that only a mode handles (`handlers`).
 
-A host may request an epoch early, for a waiting client or for outputs, at most once for each epoch (`EpochRequest`).
+A host may request an early epoch, for a waiting client or for outputs, at most once for each epoch (`EpochRequest`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +23,13 @@ Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 
 
 class CheckpointCondition(msgspec.Struct, frozen=True):
-    """State of a host's checkpoints.
+    """State of a host's checkpoints, for the heartbeat.
 
     Attributes:
-        open_epochs, storing: epochs open on this host, and those whose part is being stored.
-        log_messages, log_bytes: number and size of messages in the agents' sender logs.
+        open_epochs, storing: number of epochs that are open on this host, and number of those whose part is being stored.
+        log_messages, log_bytes: number and total size of the messages in the agents' sender logs.
         store_problem: reason why the store accepts no checkpoints, or "".
-        is_standing: the agents are paused, since the queue for the store is full.
+        is_standing: whether the agents are paused because the backlog for the store is full.
         freeze: number of the freeze that the agents are in, or None.
     """
 
@@ -42,118 +43,119 @@ class CheckpointCondition(msgspec.Struct, frozen=True):
 
 
 class HostMode(Protocol):
-    """Interface of a host mode; see the module docstring."""
+    """Interface that the host core requires from a mode."""
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
-        """Return the protocol data that a numbered, departing message carries."""
+        """Return the protocol data (the mark) that is attached to a departing message, which already has its sequence number."""
 
     def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
-        """Return a frame's marks as stamps (one for all, if they are the same) and piggybacks."""
+        """Convert the marks of a frame's messages to stamps (a single stamp if all are the same) and piggybacks."""
 
     def marks(self, items: DeliverItems) -> Sequence[Mark]:
-        """Return the marks of a frame's messages from the stamps and piggybacks that `columns` made."""
+        """Return the marks of a frame's messages, from the stamps and piggybacks that `columns` returned at the sender."""
 
     def mark_of(self, message: InTransitMessage) -> Mark:
-        """Return the mark of an in-transit message from the recovery line."""
+        """Return the mark of a message that the recovery line contains as in transit."""
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Handle an arrived message for an agent on this host, before the message enters the mailbox."""
+        """Handle a message that has arrived for an agent on this host, before it enters the mailbox."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Handle an entry just before a turn consumes it, or before it becomes a dead letter."""
+        """Handle an entry just before its turn starts, or before it becomes a dead letter."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """Handle the next message of this channel after a turn has consumed it, or after it has become a dead letter."""
+        """Handle the next message of this channel after its turn has ended, or after it has become a dead letter."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def before_turn(self, agent: LocalAgent) -> None:
-        """Let an agent between two turns take the checkpoint that it owes."""
+        """Let an agent that is between two turns take the checkpoint that it owes."""
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Handle a turn that has succeeded, and whose sends have left."""
+        """Handle a turn that has succeeded, after its messages have left or been parked."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """Record that the agent differs from its last checkpoint for another reason than a message."""
+        """Record that the agent has changed since its last checkpoint for a reason other than a consumed message."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """Handle a failed turn whose message waits for a retry. Messages that left the outbox meanwhile are not taken back."""
+        """Handle a failed turn whose message waits for a retry. Messages that left the outbox during the turn are not revoked."""
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Handle a client that waits until a complete epoch contains a turn that has just ended or is about to end."""
+        """Handle a client that waits for a complete epoch with a turn of this agent that has just ended or is about to end."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Handle parked messages that have left between two turns; perhaps no turn follows."""
+        """Handle parked messages that have left between two turns. Possibly no turn follows."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
-        """Handle an agent that a plan has placed here."""
+        """Handle an agent that a plan has placed on this host."""
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """Handle an agent that is being created here."""
+        """Handle an agent that is being created on this host."""
 
     def created(self) -> None:
-        """Handle the end of the creations that one turn requested, whether they were carried out or discarded."""
+        """Handle the end of the creations that one turn requested, whether they were executed or discarded."""
 
     def retiring(self, agent: LocalAgent) -> None:
         """Handle an agent that has stopped and whose outbox is empty."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """Handle an agent whose departure is committed. The agent is kept until these epochs have ended (`retired_in`)."""
+        """Handle an agent whose departure is committed. The agent is kept until `open_epochs` have ended (`retired_in`)."""
 
     def removed(self, agent: LocalAgent) -> None:
-        """Handle a departed agent."""
+        """Handle an agent that has left and is removed from this host."""
 
     def failed(self, agent: LocalAgent) -> None:
-        """Handle an agent that takes no more turns under this plan."""
+        """Handle an agent that has failed, and runs no more turns under the current plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
-        """Handle a departed receiver to which an agent here has sent."""
+        """Handle the departure of a receiver to which an agent on this host has sent messages."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
-        """Return whether the agent must take a checkpoint before it sends any message to this host. `ends.release` ends this condition."""
+        """Return whether the agent must record its state before it may send messages to this peer. The mode calls `ends.release` when it
+        has."""
 
     # ---- plans, links, time ---------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear the mode's state, since a recovery plan ends the history of every agent here."""
+        """Clear the mode's state when a recovery plan ends the history of all agents on this host."""
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Handle a plan whose agents are here, with their channels."""
+        """Handle a plan whose agents and channels have been loaded."""
 
     def welcomed(self) -> None:
-        """Repeat messages that the coordinator may not have received."""
+        """Resend messages that the coordinator may not have received."""
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Handle the outcome of an epoch, as the coordinator reports it."""
+        """Handle the outcome of an epoch."""
 
     def linked(self, peer: Peer) -> None:
-        """Handle an opened link, whose two ends have agreed on its floor."""
+        """Handle a link that has opened, and whose two ends have agreed on its floor."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
-        """Handle a marker item."""
+        """Handle a marker item from a peer."""
 
     def clock_passed(self) -> None:
-        """Handle the passing of time: the clock may have passed a time of `wakeups_ns`."""
+        """Handle the passing of time. The clock may have reached one of the times in `wakeups_ns`."""
 
     def wakeups_ns(self) -> list[int]:
         """Return the times at which `clock_passed` must be called."""
 
     def handlers(self) -> Handlers:
-        """Return the handlers of the events that only this mode handles."""
+        """Return a mapping from the event types that only a mode handles to this mode's handlers."""
 
     def standing(self) -> CheckpointCondition:
         """Return the checkpoint state for the host's heartbeat."""
 
     def validate(self) -> None:
-        """Cross-check the mode's invariants. Raises AssertionError."""
+        """Check the mode's invariants. Raise AssertionError if one does not hold."""
 
 
 class EpochRequest:
-    """The epoch request of this host, shared by all its agents."""
+    """This host's request for an early epoch, which all its agents share."""
 
     _mode: HostMode
 
@@ -162,21 +164,21 @@ class EpochRequest:
         self._take_resolution = False
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part to the parts above it."""
+        """Connect this part of the host core to the parts above it."""
         self._mode = mode
 
     def say(self, agent: LocalAgent) -> None:
-        """Request an epoch that contains the agent's work so far."""
+        """Request an epoch that contains the agent's work so far, unless this host has already requested an epoch."""
         self._mode.awaited(agent)
         if not self._take_resolution:
             self._take_resolution = True
             self._shared.out.append(msg.WantEpoch(self._shared.plan))
 
     def reset(self) -> None:
-        """Drop the request, since an epoch or the history of all agents has ended. Agents that still wait repeat the request."""
+        """Forget the request when an epoch, or the history of all agents, has ended. Agents that still wait request an epoch again."""
         self._take_resolution = False
 
     def welcomed(self) -> None:
-        """Repeat messages that the coordinator may not have received."""
+        """Resend messages that the coordinator may not have received."""
         if self._take_resolution:
             self._shared.out.append(msg.WantEpoch(self._shared.plan))

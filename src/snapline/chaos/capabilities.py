@@ -1,7 +1,7 @@
 """List which fault words work on real processes, on this machine and with each launcher, and why the other words do not.
 
-`EVERYTHING` is the template of `snapline chaos run` without a file. From it the seed draws faults of all kinds that real processes support, on three
-hosts and three coordinators.
+`EVERYTHING` is the template of `snapline chaos run` without a file. The seed draws faults of all kinds that real
+processes support from this template, for three hosts and three coordinators.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ NEVER = {
     "disk: stale-read": "the file systems of one machine show at once what was written",
     "disk: away": "the store of a run lies in its folder, and is no mount of its own",
 }
-"""Faults that only the simulator can carry out, with reasons."""
+"""Faults that only the simulator can carry out, with the reasons."""
 
 POINTS = "points of the code are armed in processes that `chaos run` starts itself, on this machine"
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """A fault word, how it is carried out, and, if it is not supported, the reason."""
+    """A fault word, with the way in which the fault is carried out, or the reason why the word is not supported."""
 
     word: str
     means: str
@@ -76,14 +76,16 @@ AGAINST_ELSEWHERE = {
     "disk": "the preloaded library shares memory with `chaos run`, on this machine",
     "clock": "the preloaded library shares memory with `chaos run`, on this machine",
 }
-"""Faults that a launcher cannot carry out, with reasons; keys are words, the part of a word before the colon, or kinds."""
+"""Faults that a launcher cannot carry out, with the reasons. A key is a word, the part of a word before the colon, or a
+kind.
+"""
 
 POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
 
 AGAINST_AT: dict[tuple[Where, str], str] = {
     ("podman", "slow"): "a container takes longer to be paused and to go on than its turns last",
 }
-"""Faults that one launcher cannot carry out, with reasons."""
+"""Faults that a particular launcher cannot carry out, with the reasons."""
 
 
 def list_capabilities(on: Where = HERE) -> list[Capability]:
@@ -97,12 +99,14 @@ def _capability(kind: str, word: str, on: Where) -> Capability:
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
-    """Return a table's entry for the word, else for the part before the colon, else for its kind; "" if none."""
+    """Return a table's entry for the word. If the table has none, return the entry for the part before the word's
+    colon, else the entry for the word's kind, else "".
+    """
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 
 def reason_against_word(kind: str, word: str, on: Where) -> str:
-    """Return why the word is not supported there; "" if it is supported."""
+    """Return why the word is not supported at the place `on`, or "" if the word is supported."""
     if word in NEVER:
         return NEVER[word]
     if on == HERE:
@@ -117,7 +121,7 @@ def _needs_preload(word: str) -> bool:
 
 
 def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
-    """Yield a sentence for each part of the scenario that is not supported there."""
+    """Yield a sentence for each part of the scenario that is not supported at the place `on`."""
     where = "here" if on == HERE else f"on {on}"
     for index, fault in enumerate(scenario.fault):
         reason = reason_against(fault, on)
@@ -128,7 +132,7 @@ def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
 
 
 def reason_against(fault: FaultPart, on: Where = HERE) -> str:
-    """Return why this fault is not supported there; "" if it is supported."""
+    """Return why this fault is not supported at the place `on`, or "" if the fault is supported."""
     word = fault.word
     if on == HERE and isinstance(word, DiskFault) and word.failpoint:
         return ""
@@ -140,7 +144,7 @@ def reason_against(fault: FaultPart, on: Where = HERE) -> str:
 
 
 def _name_of(fault: FaultPart) -> str:
-    """Return the fault's name in `describe_faults`."""
+    """Return the name that `describe_faults` uses for the fault."""
     match fault.word:
         case PartitionFault(shape=choice) | DiskFault(mode=choice) | HangFault(what=choice):
             return f"{fault.kind}: {choice}"
@@ -151,7 +155,7 @@ def _name_of(fault: FaultPart) -> str:
 
 
 def check_capabilities(scenario: Scenario, on: Where = HERE) -> None:
-    """Raise UsageError if a part of the scenario is not supported there."""
+    """Raise UsageError if a part of the scenario is not supported at the place `on`."""
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
         raise UsageError(f"{scenario.name}: {problem}; `{doctor}` says what can be")
@@ -178,11 +182,15 @@ EVERYTHING = Scenario(
         restores=False,
     ),
 )
-"""About ten seconds of work; a run takes about twenty, because processes need half of the time to start."""
+"""A scenario with about ten seconds of work. A run takes about twenty seconds, because the processes need half of this
+time to start.
+"""
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
-    """Return the scenario drawn by this seed. Drawn faults that are not supported there are omitted; faults listed in a file are kept."""
+    """Return the scenario drawn by this seed. Drawn faults that are not supported at the place `on` are omitted. Faults
+    that the scenario's file lists are kept.
+    """
     scenario = draw(template, seed)
     if template.swarm is None:
         return scenario

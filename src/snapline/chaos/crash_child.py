@@ -1,10 +1,12 @@
-"""Run a crash kit's program: this process loads the program once, and forks for each run (*life*) of the program.
+"""Run the program that a crash kit tests. This process loads the program once, and forks a child process for each run
+of the program. A run is called a *life*.
 
     python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input come from `crash_kit.py`)
 
-Each line of standard input names a folder, for which the program runs in a new fork. The program's notes and its end go to standard output
-as lines of JSON. Each line is written by one call, so that a note written before a SIGKILL is not lost. Only forks change files below the
-root, so only forks are killed.
+Each line of standard input names a folder. The program runs with this folder in a new child process. The child process
+writes the program's notes and result to standard output as lines of JSON. Each line is written by one system call, so a
+note that was written before a SIGKILL is not lost. Only child processes change files below the root, so only child
+processes are killed.
 """
 
 import asyncio
@@ -29,14 +31,18 @@ def say(to: int, word: str, of: object) -> None:
 
 
 class CrashNote:
-    """Lets the program report its progress as notes. `of` is any name: a step, an input, a payment."""
+    """Lets the program report its progress as notes. The parameter `of` is any name, such as the name of a step, an
+    input or a payment.
+    """
 
     def __init__(self, to: int, counters: FaultCounters) -> None:
         self._to = to
         self._counters = counters
 
     def _say(self, word: str, of: object) -> None:
-        """Write a note. Each note is also a kill point just before it is written, when the change is made but not yet noted."""
+        """Write a note. The process can also be killed just before a note is written, when the program has made the
+        change but has not yet noted it.
+        """
         number = self._counters.get("changes") + 1
         self._counters.set("changes", number)
         if number == self._counters.get("die_at"):
@@ -44,7 +50,9 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """Note the contents of the opened store; without arguments the store is empty. Call this once in a life."""
+        """Note which items the opened store contains. A call without arguments notes that the store is empty. Call this
+        once in a life.
+        """
         self._say("found", of)
 
     def began(self, of: str) -> None:
@@ -68,7 +76,7 @@ def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
 
 
 def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, counters: FaultCounters) -> None:
-    """Run the program once in this fork; never return."""
+    """Run the program once in this child process. This function never returns."""
     try:
         result = program(Path(folder), CrashNote(to, counters))
         if inspect.iscoroutine(result):

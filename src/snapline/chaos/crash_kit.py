@@ -1,4 +1,5 @@
-"""Check that a program resumes correctly from its own store: kill the program at every write, and check the data that the next run finds.
+"""Check that a program resumes correctly from its own store. The kit kills the program at every write, and checks the
+data that the next run finds.
 
 The kit works for any store.
 
@@ -15,26 +16,30 @@ The kit works for any store.
     def test_it_resumes(snapline_crash_kit):
         snapline_crash_kit.check(program)
 
-Theory of operation. A first run without kills counts the *moments*: notes, and changes to files, which are writes, syncs, truncations, and
-created and removed names (`preload.c` intercepts the C library). Then there is one story of four lives for each moment:
+Theory of operation. A first run without kills counts the *moments*. A moment is a note or a change to a file. A change
+is a write, a sync, a truncation, or the creation or removal of a name (`preload.c` intercepts the C library). Then the
+kit runs one *story* for each moment. A story consists of four runs of the program, which are called *lives*:
 
 1. The first life is killed with SIGKILL just before that moment.
 2. The second life has to resume, and is killed at a random moment.
-3. The third life is not killed: the program has to finish.
+3. The third life is not killed, and the program has to finish.
 4. The fourth life has to finish again, without repeating anything.
 
-`judge` judges their notes. After a kill all data that the kernel has received is kept; the kit does not simulate the loss of unsynced
-data in a power cut.
+`judge` checks the notes of the four lives. After a kill, all data that the kernel has received is kept. The kit does
+not simulate the loss of unsynced data in a power cut.
 
-Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes only the time of the program's work.
+Each life is a child process, forked from one process that has loaded the program (`crash_child.py`). So a story takes
+only the time of the program's work.
 
-All lives of a story run on one store. A life writes notes on the items that it found in the store, the items that it begins, and the items
-that the store has confirmed as durable ("kept"). A store is correct if
+All lives of a story run on one store. A life notes the items that it found in the store, the items that it begins, and
+the items that the store has confirmed as durable ("kept"). A store is correct if all of these conditions hold:
 
-* no life fails or hangs: a crash must not leave a store that cannot be opened (*broken*);
-* every later life that looks finds all kept items (*lost*), and finds no item that was never begun (*invented*);
-* no later life begins a kept item again (*repeated*): a durable step is not done twice, an input is consumed once;
-* the program returns the same result as without a kill (*different*), and running it once more changes nothing (*unsettled*).
+* No life fails or hangs, since a crash must not leave a store that cannot be opened (*broken*).
+* Every later life that reports the contents of the store finds all kept items (*lost*), and finds no item that was
+  never begun (*invented*).
+* No later life begins a kept item again (*repeated*). So a durable step is not done twice, and an input is consumed
+  once.
+* The program returns the same result as without a kill (*different*), and another run changes nothing (*unsettled*).
 """
 
 import inspect
@@ -65,14 +70,14 @@ if TYPE_CHECKING:
 
 
 class Life(msgspec.Struct, frozen=True):
-    """Notes of one life.
+    """What is known about one life of the program.
 
     Attributes:
-        killed_at: number of the file change just before which it was killed; 0: it was not killed.
-        ended: "killed", "done", "failed" or "hangs".
+        killed_at: number of the moment just before which the life was killed, or 0 if the life was not killed.
+        ended: how the life ended, as "killed", "done", "failed" or "hangs".
         result: the program's result as JSON, or its error.
-        found: items found in the store; None if the program did not report its findings.
-        words: ("began" or "kept", item) in order.
+        found: items that the program found in the store, or None if the program did not report them.
+        words: the other notes in order, each as a pair of "began" or "kept" and the item.
     """
 
     killed_at: int
@@ -83,12 +88,12 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class CrashFinding(msgspec.Struct, frozen=True):
-    """A fault of the store.
+    """A defect of the store.
 
     Attributes:
-        kind: "broken", "lost", "invented", "repeated", "different" or "unsettled".
-        at: change at which the story's first life was killed.
-        sentence: description of the fault.
+        kind: the violated condition, as "broken", "lost", "invented", "repeated", "different" or "unsettled".
+        at: moment at which the story's first life was killed.
+        sentence: description of the defect.
     """
 
     kind: str
@@ -97,7 +102,7 @@ class CrashFinding(msgspec.Struct, frozen=True):
 
 
 def judge(lives: list[Life], undisturbed: str) -> list[CrashFinding]:
-    """Return the findings of a story. `undisturbed`: the program's result if it is not killed."""
+    """Return the findings of a story. `undisturbed` is the result that the program returns if it is not killed."""
     at = lives[0].killed_at
     broken = [
         CrashFinding("broken", at, f"life {number} {'hangs' if life.ended == 'hangs' else f'fails: {life.result}'}")
@@ -160,7 +165,7 @@ POINTS = 200
 """Default number of stories. If a program has more moments, this number of moments is chosen evenly."""
 
 LIFE_S_MAX = 60.0
-"""Time limit of one life; a longer one counts as hanging."""
+"""Time limit of one life. A life that takes longer counts as hanging."""
 
 START_S_MAX = 120.0
 """Time limit for loading the program."""
@@ -169,13 +174,13 @@ Program = Callable[[Path, "CrashNote"], Any]
 
 
 class CrashReport(msgspec.Struct, frozen=True):
-    """Report of a check: what was tried, and what was found.
+    """Report of a check, which says what was tried and what was found.
 
     Attributes:
-        moments: number of file changes and notes of the program without kills.
-        points: the moments at which first lives were killed.
+        moments: number of file changes and notes in the run without kills.
+        points: moments at which the first lives were killed.
         kills: number of killed lives, including second lives.
-        findings: the faults.
+        findings: the defects that were found.
     """
 
     moments: int
@@ -188,17 +193,19 @@ class CrashKit:
     """Crash kit that the fixture `snapline_crash_kit` gives to a test."""
 
     def run(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """Kill a program at its writes and notes, and judge what it reports.
+        """Kill a program at its writes and notes, and check what the program reports.
 
         Args:
-            program: a module-level function, also `async`, that takes a folder, empty at first, and a `CrashNote`. It reports the contents of
-                its store with `note.found`. JSON or `repr` must be able to represent its result.
-            points: largest number of moments, or the moments themselves, from 1.
+            program: a function of a module, which may be `async`. It takes a folder, which is empty at first, and a
+                `CrashNote`. It reports the contents of its store with `note.found`. Its result must have a
+                representation as JSON or by `repr`.
+            points: maximum number of moments at which the program is killed, or the moments themselves. Moments are
+                numbered from 1.
             seed: seed of the random moments.
 
         Raises:
-            UsageError: the program cannot be loaded in another process, or fails without a kill.
-            ExternalFailureError: there is no C compiler here, or the process does not start.
+            UsageError: If the program cannot be loaded in another process, or fails without a kill.
+            ExternalFailureError: If this machine has no C compiler, or the process does not start.
         """
         file, name = _place(program)
         if preload.reason_against():
@@ -210,7 +217,7 @@ class CrashKit:
             return _stories(lives, points, random.Random(seed), name)
 
     def check(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """Run like `run`, and raise an AssertionError that names the findings, if there are any."""
+        """Check the program like `run`. If there are findings, raise an AssertionError that names them."""
         report = self.run(program, points=points, seed=seed)
         if report.findings:
             raise AssertionError(said(report, program.__name__))
@@ -266,7 +273,7 @@ def _place(program: Program) -> tuple[str, str]:
 
 
 class _LifeNotes:
-    """Notes of one life so far."""
+    """The notes that one life has written so far."""
 
     def __init__(self, die_at: int) -> None:
         self.pid = self.count = 0
@@ -288,21 +295,21 @@ class _LifeNotes:
                 self._words.append((word, of))
 
     def life(self, status: int) -> Life:
-        """Return the life; `status`: negative if a signal ended it."""
+        """Return the life. `status` is the exit status of the process, and is negative if a signal ended the process."""
         is_killed = self._die_at > 0 and status == -signal.SIGKILL
         ended, result = ("killed", "") if is_killed else (self._end, self._result)
         return Life(self._die_at, ended, result, self._found, tuple(self._words))
 
 
 class _Lives:
-    """Driver of the process that forks, with its output."""
+    """Controls the process that forks the lives, and reads its output."""
 
     def __init__(self, folder: Path, file: str, name: str) -> None:
         self._root = folder / "stores"
         self._root.mkdir()
         self._control = FaultCounters(folder / "control")
         self.moments = self.changes = 0
-        """Counts of the longest life so far; `changes` are the moments that are no notes."""
+        """Counts of the longest life so far. `changes` counts the moments that are not notes."""
         added = preload.environment(
             preload.build(folder), control=folder / "control", journal=folder / "journal", root=self._root
         )
@@ -336,7 +343,9 @@ class _Lives:
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
-        """Run one life on a store, which is created if missing. `die_at`: the moment of the kill; 0: no kill."""
+        """Run one life on a store, which is created if it is missing. `die_at` is the moment of the kill, or 0 for a
+        life without a kill.
+        """
         folder = self._root / store
         folder.mkdir(exist_ok=True)
         self._control.set("changes", 0)

@@ -1,17 +1,17 @@
 """Decide which commands carry out faults on real processes. This module is a core; `local_faults.py` carries out its commands.
 
-Theory of operation
--------------------
-`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into commands about
-processes. The simulated world and this core implement the same `Executor`, so a file means the same in both. The caller passes the time.
-Some facts are only known to the real fleet: the leader, the hosts of agents, the files that may be damaged. They come from the last
-`FleetObserved`.
+Theory of operation ------------------- `sim/faults` decides from the file and the seed which fault hits which process
+and when. This core turns faults into commands about processes. The simulated world and this core implement the same
+`Executor`, so a scenario's file has the same meaning in both of them. The caller passes the time. Some facts can only
+be observed in the real fleet, such as the leader, the hosts of agents, and the files that may be damaged. The core
+takes these facts from the last `FleetObserved`.
 
 Invariants:
 
-1. Each command has the complete state of a path, disk or clock, so it can be repeated, also after a restart.
+1. Each command contains the complete state of a path, disk or clock. So the command can be repeated, even after a
+   restart.
 2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
-3. A process that is down, also one that died at a failpoint, stays down until its fault ends.
+3. A process that is down stays down until its fault ends. This also holds for a process that died at a failpoint.
 """
 
 import heapq
@@ -31,39 +31,41 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class KillNode(Command, frozen=True):
-    """Kill a node by SIGKILL; it stays down until `StartNode`."""
+    """Kill a node by SIGKILL. The node stays down until `StartNode`."""
 
     node: str
 
 
 class EndNode(Command, frozen=True):
-    """End a node by SIGTERM, so that it shuts down cleanly; it stays down until `StartNode`."""
+    """End a node by SIGTERM, so that it shuts down cleanly. The node stays down until `StartNode`."""
 
     node: str
 
 
 class StartNode(Command, frozen=True):
-    """Start a node; nothing happens if it runs."""
+    """Start a node. The command has no effect on a running node."""
 
     node: str
 
 
 class CutPower(Command, frozen=True):
-    """Kill a node by SIGKILL; the seed decides whether its unsynced data is kept, lost or torn."""
+    """Kill a node by SIGKILL. The seed decides whether the node's unsynced data is kept, lost or torn."""
 
     node: str
     seed: int
 
 
 class SetSpeed(Command, frozen=True):
-    """Set the speed of a node's processor in percent; 0: frozen (SIGSTOP)."""
+    """Set the speed of a node's processor in percent. A node with speed 0 is frozen (SIGSTOP)."""
 
     node: str
     percent: int
 
 
 class SetPath(Command, frozen=True):
-    """Set the path from one node to another: blocked, or delayed by `least_ns` plus up to `jitter_ns`, with packet loss per mille."""
+    """Set the faults of the path from one node to another. The path is blocked, or it delays bytes by `least_ns` plus
+    up to `jitter_ns`, and loses the given number of 1000 packets.
+    """
 
     sender: str
     receiver: str
@@ -74,14 +76,14 @@ class SetPath(Command, frozen=True):
 
 
 class BreakStreams(Command, frozen=True):
-    """Break all connections between two nodes at once; `other` "": all connections of `one`."""
+    """Break all connections between two nodes at once. If `other` is "", break all connections of `one`."""
 
     one: str
     other: str = ""
 
 
 class SetDisk(Command, frozen=True):
-    """Set all faults of a node's disk; faults that are not listed end."""
+    """Set all faults of a node's disk. Faults that are not listed end."""
 
     node: str
     modes: tuple[DiskMode, ...]
@@ -110,14 +112,16 @@ class SetUnknown(Command, frozen=True):
 
 
 class FlipBit(Command, frozen=True):
-    """Flip a bit of a file of the store; `bit` is taken modulo the file's length in bits."""
+    """Flip a bit of one of the store's files. `bit` is taken modulo the file's length in bits."""
 
     path: str
     bit: int
 
 
 class ArmFailpoint(Command, frozen=True):
-    """Arm a failpoint: `action` hits the process with the `hit`-th pass from now, counted over all processes, which reports it."""
+    """Arm a failpoint. `action` hits the process that passes the failpoint as the `hit`-th from now, counted over all
+    processes. This process reports the hit.
+    """
 
     number: int
     name: str
@@ -147,12 +151,12 @@ class TimePassed(Event, frozen=True):
 
 
 class FleetObserved(Event, frozen=True):
-    """State of the fleet.
+    """The state of the fleet was observed.
 
     Attributes:
-        leader: the leading coordinator; "" if there is none.
-        homes: agent → host.
-        flippable: undamaged files of the newest complete epoch; empty if no older epoch is intact.
+        leader: the leading coordinator, or "" if there is none.
+        homes: the host of each agent.
+        flippable: undamaged files of the newest complete epoch. They are empty if no older epoch is intact.
     """
 
     leader: str
@@ -168,7 +172,7 @@ class FailpointHit(Event, frozen=True):
 
 
 DEPOSED_NS = 3_000_000_000
-"""Time that a leader is frozen so that another one is elected: several election timeouts."""
+"""Time for which a leader is frozen so that another leader is elected. It lasts several election timeouts."""
 
 Path = tuple[str, str]
 
@@ -186,8 +190,8 @@ class ChaosExecutor:
 
     Attributes:
         faults: the executed faults.
-        over_ns: time when the last fault is over, counted from `begin`.
-        flipped: damaged files.
+        over_ns: time at which the last fault is over, counted from `begin`.
+        flipped: the files that a fault has damaged.
     """
 
     def __init__(self, scenario: Scenario, choices: Choices) -> None:
@@ -208,14 +212,14 @@ class ChaosExecutor:
         self._disks: dict[str, dict[DiskMode, None]] = {}
         self._fleet_disk_faults: dict[DiskMode, None] = {}
         self._speeds: dict[str, int] = {}
-        self._frozen: dict[str, int] = {}  # node → number of faults that freeze it
+        self._frozen: dict[str, int] = {}  # for each node, the number of faults that freeze it
         self._armed: dict[int, Armed] = {}
         self._down: dict[str, None] = dict.fromkeys(joining_hosts(scenario))
 
     # ---- entry points ---------------------------------------------------------------------------------------------------
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event; `now_ns`: time since `begin`."""
+        """Handle one event. `now_ns` is the time since `begin`."""
         self.now_ns = max(self.now_ns, now_ns)
         match event:
             case FleetObserved():
@@ -301,7 +305,9 @@ class ChaosExecutor:
             self._commands.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set a delay. A scenario's usual delay is only for virtual time; here the real network's delay applies."""
+        """Set a delay. A scenario's usual delay only applies to virtual time. Real processes have the real network's
+        delay instead.
+        """
         usual = self._scenario.network.delay_of(sender, receiver)
         if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
             least_ns = jitter_ns = 0
@@ -392,7 +398,9 @@ class ChaosExecutor:
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Set or end a disk fault of a host, or of all nodes if `host` is "". Ending one kind does not end the other."""
+        """Set or end a disk fault of a host, or of all nodes if `host` is "". If a fault of one kind ends, faults of
+        the other kinds continue.
+        """
         modes = self._disks.setdefault(host, {}) if host else self._fleet_disk_faults
         if is_on:
             modes[mode] = None

@@ -41,7 +41,7 @@ class FailpointArmer:
         self._write()
 
     def hits(self) -> Mapping[int, str]:
-        """Return number → node of the failpoints that have acted since the last call."""
+        """Return the node that was hit for the number of each failpoint that has acted since the last call."""
         hits: dict[int, str] = {}
         for path in sorted(self._folder.glob("hit-*")):
             hits[int(path.name.removeprefix("hit-"))] = path.read_text()
@@ -68,7 +68,9 @@ class FailpointReader:
         self._armed: list[ArmedPoint] = []
 
     def due(self, name: str) -> FailpointAction | None:
-        """Return the action for a process that passes `name` now; None if there is none. On return, the hit is already recorded."""
+        """Return the action for a process that passes the failpoint `name` now, or None if there is none. When the
+        method returns, the hit is already recorded.
+        """
         status = os.stat(self._file)
         changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._changed:

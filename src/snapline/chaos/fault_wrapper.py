@@ -1,4 +1,5 @@
-"""Run a host or a coordinator into which faults can be injected: `python -m snapline.chaos.fault_wrapper FOLDER NODE host run …`.
+"""Run a host or a coordinator into which faults can be injected. The command is `python -m snapline.chaos.fault_wrapper
+FOLDER NODE host run …`.
 
 The wrapper runs snapline's own command line. Before that, it installs a hook for failpoints, and wraps methods so that the simulator's
 failpoints exist in real processes, too. The product does not depend on the wrapper.
@@ -36,7 +37,7 @@ class FaultTarget:
         self._control = FaultCounters(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
-        """Pass a failpoint: carry out the action that is armed there, if any."""
+        """Pass a failpoint. If an action is armed at the failpoint, carry it out."""
         match self._points.due(name):
             case "crash" | "power-cut":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +51,7 @@ class FaultTarget:
                 pass  # the chaos process breaks streams
 
     def before(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Make `method` pass the failpoint before it runs."""
+        """Make `method` pass the failpoint before each call."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -62,7 +63,7 @@ class FaultTarget:
         setattr(owner, method, wrapped)
 
     def after(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Make `method` pass the failpoint after it has run."""
+        """Make `method` pass the failpoint after each call."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -130,7 +131,7 @@ class FaultTarget:
         leadership.LeaderRunner.__init__ = init  # type: ignore[assignment]
 
     def _hiding_outcomes(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
-        """Wrap `propose` so that a share of the outcomes is hidden."""
+        """Wrap `propose`, so that a share of the outcomes is hidden from the caller."""
         from snapline.coordinator.state.fleet_records import Unknown
 
         async def proposed(entry: bytes) -> Any:
@@ -142,9 +143,8 @@ class FaultTarget:
 
 
 def _was_directive_written(outbox: Any) -> bool:
-    """Return whether a directive was already written to one host, so that other hosts may not have theirs yet.
-
-    Record that a directive is written now.
+    """Return whether a directive was already written to one host, while other hosts may still wait for their
+    directives. Record that a directive is written now.
     """
     was_directive_written = getattr(outbox, "was_directive_written", False)
     outbox.was_directive_written = True
@@ -152,7 +152,7 @@ def _was_directive_written(outbox: Any) -> bool:
 
 
 def main() -> None:
-    """Install the faults and run snapline's command line."""
+    """Install the hook and the wrappers, and run snapline's command line."""
     from snapline.storage.capture import forked
 
     folder, node = Path(sys.argv[1]), sys.argv[2]
@@ -162,11 +162,12 @@ def main() -> None:
     failpoints.install(target.passed)
     target.watch_host() if sys.argv[1] == "host" else target.watch_coordinator()
     with _limited(folder / LIMITS_FILE):
-        runpy.run_module("snapline", run_name="__main__")  # imports must not point up to the command line
+        # This module must not import the command line, which is a higher layer.
+        runpy.run_module("snapline", run_name="__main__")
 
 
 def _limited(path: Path) -> Any:
-    """Return a context with the scenario's limits of the product."""
+    """Return a context in which the product has the limits that the scenario sets."""
     import msgspec
 
     from snapline.sim.world.product_patches import limited

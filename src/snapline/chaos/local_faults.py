@@ -5,15 +5,16 @@ DIR/chaos/journals/NODE   the node's unsynced changes (`preload.c`)
 DIR/chaos/points/         armed failpoints (`failpoints.py`)
 DIR/chaos/preload.so      compiled here if there is a compiler
 
-The network
------------
-Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks bytes. The gate finds
-the caller in the kernel's socket tables by the port of the other end. So it distinguishes both directions between any two nodes, without
-root and without support in the product. Peers that are not nodes (tools, the launcher) have no faults.
+The network ----------- Each node has a gate, a TCP proxy whose address is the only one that others know. A gate
+forwards, delays or blocks bytes. The gate looks up the port of the connection's other end in the kernel's socket
+tables, and so finds the calling process. So the gate can apply different faults to the two directions between any two
+nodes. The gate needs neither root rights nor support in the product. Peers that are not nodes (tools, the launcher)
+have no faults.
 
-Bytes on a blocked path wait until the path is open again, like TCP's retransmissions. No byte is lost, so a partition never corrupts a stream;
-the stream can only end by keepalive. A lost packet is also simulated as a delay: TCP's retransmission timeout, doubled each time.
-One difference from a real network remains: a gate accepts a connection to a partitioned node, and the connection stays silent (half open).
+Bytes on a blocked path wait until the path is open again, as they would with TCP's retransmissions. No byte is lost, so
+a partition never corrupts a stream. Only the keepalive can end the stream. A lost packet is also simulated as a delay.
+The delay is TCP's retransmission timeout, which doubles each time the packet is lost again. One difference from a real
+network remains. A gate accepts a connection to a partitioned node, and this connection stays silent (half open).
 """
 
 import asyncio
@@ -48,27 +49,29 @@ from snapline.sim.scenario import Scenario, coordinator_names, host_names, joini
 READ_BYTES = 65_536
 
 SEGMENT_BYTES = 1_448
-"""Size of a TCP segment on Ethernet, the unit of loss."""
+"""Size of a TCP segment on Ethernet. Losses are simulated for each segment."""
 
 RESEND_S, RESENDS_MAX = 0.2, 6
-"""Linux retransmits after 0.2 s, then after twice as long, and so on; six losses of one packet in a row are very rare."""
+"""Linux retransmits a packet after 0.2 s, and doubles this time after each further loss. A packet is very rarely lost
+six times in a row.
+"""
 
 PORT_ATTEMPTS_MAX = 200
-"""Largest number of attempts to find a port, as in `deploy/data_directory.py`."""
+"""Maximum number of attempts to find a port, as in `deploy/data_directory.py`."""
 
 
 class Gates:
     """All gates, and the faults of the paths between nodes."""
 
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
-        """Create the gates. `pids`: returns process id → node of the running nodes."""
+        """Create the gates. `pids` returns the running nodes by process id."""
         self._pids = pids
         self._paths: dict[cm.Path, cm.SetPath] = {}
         self._changed = asyncio.Event()
         self._random = random.Random(seed)
         self._open: dict[
             asyncio.Task[None], tuple[str, str, asyncio.StreamWriter]
-        ] = {}  # task of a connection → caller, callee, writer
+        ] = {}  # the caller, the callee and the writer for the task of each connection
         self._gates: dict[str, Gate] = {node: Gate(node, self) for node in nodes}
 
     async def start(self) -> None:
@@ -125,13 +128,15 @@ class Gates:
                     _reset(closing)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: cm.Path) -> None:
-        """Forward one direction: read a block, wait for the delay, and write the block; then read what has arrived meanwhile."""
+        """Forward the bytes of one direction. Repeatedly read a block, wait for the delay, and write the block. The
+        next block contains the bytes that arrived during the wait.
+        """
         data = b"-"
         while data:
             try:
                 data = await reader.read(READ_BYTES)
             except OSError:
-                data = b""  # a reset: the other end sees it after the earlier bytes
+                data = b""  # the other end sees the reset after the earlier bytes
             if path in self._paths:
                 await asyncio.sleep(self._delay_s(path, len(data)))
                 await self._until_open(path)
@@ -143,7 +148,9 @@ class Gates:
             await self._changed.wait()
 
     def _delay_s(self, path: cm.Path, size: int) -> float:
-        """Return the delay. A byte waits for the bytes before it, so its delay may double."""
+        """Return the delay of a block. A byte that arrives during the delay of the previous block waits for both
+        delays, so its delay may double.
+        """
         faults = self._paths[path]
         delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
         for _ in range(1 + size // SEGMENT_BYTES if faults.loss_per_mille else 0):
@@ -183,7 +190,7 @@ class Gate:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Reset the connection, so that the other end notices the loss even if it has read everything."""
+    """Reset the connection, so that the other end notices the loss even if it has read all data."""
     connection = writer.get_extra_info("socket")
     if connection is not None and not writer.transport.is_closing():
         with contextlib.suppress(OSError):
@@ -192,7 +199,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
-    """Run both directions of a connection until the first one ends."""
+    """Forward both directions of a connection until the first direction ends."""
     tasks = [asyncio.create_task(pump) for pump in pumps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +210,7 @@ async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
 
 
 def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
-    """Return the node whose process has the other end of a local connection; "" if none has."""
+    """Return the node whose process has the other end of a local connection, or "" if no node's process has this end."""
     own_address, peer_address = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
     if not own_address or not peer_address:
         return ""
@@ -218,7 +225,9 @@ def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
 
 
 def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """Return the inode of the socket with these ends from the kernel's table; "" if it is missing."""
+    """Return the inode of the socket with these ends from the kernel's table, or "" if the table does not contain the
+    socket.
+    """
     wanted = [_hex(*local), _hex(*remote)]
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -245,11 +254,11 @@ def free_port() -> int:
 CHAOS_FOLDER, JOURNALS = "chaos", "journals"
 
 SLOW_DISK_US = 30_000
-"""Duration of each call on a slow disk, in microseconds; a normal call takes a hundredth of that."""
+"""Duration of each call on a slow disk, in microseconds. A normal call takes a hundredth of this time."""
 
 
 class FaultableCommands:
-    """Command lines of processes that accept faults, and reach each other through gates."""
+    """Returns the command lines of processes that accept faults and that reach each other through gates."""
 
     def __init__(self, inner: SnaplineCommands, faults: "LocalFaults") -> None:
         self._inner = inner
@@ -291,7 +300,7 @@ class LocalFaults:
         seed: int,
         on_note: Callable[[str], None],
     ) -> None:
-        """Create the driver. `fleet`: MODULE:FLEET, with its arguments. `folder`: folder for all files."""
+        """Create the driver. `fleet` is MODULE:FLEET with its arguments. `folder` is the folder for all files."""
         self.coordinators = coordinator_names(scenario)
         self.lost: list[str] = []
         self.status: FleetStatus | None = None
@@ -327,7 +336,7 @@ class LocalFaults:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the fleet; raise SnaplineError if it cannot run here."""
+        """Start the fleet. Raise SnaplineError if the fleet cannot run here."""
         chaos_folder = self._folder / CHAOS_FOLDER
         for subfolder in (CONTROLS, JOURNALS):
             (chaos_folder / subfolder).mkdir(parents=True, exist_ok=True)
@@ -353,7 +362,7 @@ class LocalFaults:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def client(self) -> CoordinatorClient:
-        """Return a client with the rights of a tool of this machine."""
+        """Return a client with the rights of a tool on this machine."""
         return CoordinatorClient(self.fleet.address, Security.loopback())
 
     def node_of(self, name: str) -> str:
@@ -365,7 +374,7 @@ class LocalFaults:
         return {pid: node for pid, node in nodes if pid is not None}
 
     def wrap_command(self, node: str, command: list[str]) -> list[str]:
-        """Return the command line of a process that accepts faults."""
+        """Return the command line with which the node's process accepts faults."""
         python, _, _, *rest = command
         chaos_folder = self._folder / CHAOS_FOLDER
         wrapped = [python, "-m", "snapline.chaos.fault_wrapper", str(chaos_folder), node, *rest]

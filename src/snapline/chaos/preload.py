@@ -1,7 +1,9 @@
-"""Inject faults of disks and clocks into real processes: compile `preload.c`, which intercepts the C library, and simulate power cuts.
+"""Inject faults of disks and clocks into real processes. This module compiles `preload.c`, which intercepts the C
+library, and simulates power cuts.
 
-The faults of one process are numbers in memory that the process shares with the chaos process and reads at each call (`FaultCounters`).
-Writing one number begins or ends a fault. The process itself needs no support for faults, and the faults also apply to it after a restart.
+The faults of one process are numbers in memory that the process shares with the chaos process (`FaultCounters`). The
+process reads the numbers at each call of an intercepted function. The chaos process writes a number to begin or end a
+fault. The faulty process needs no support for faults, and the faults still apply to it after a restart.
 """
 
 import contextlib
@@ -21,17 +23,17 @@ BUILD_TIMEOUT_S = 60.0
 
 
 def reason_against() -> str:
-    """Return why faults of disks and clocks are not supported here; "" if they are."""
+    """Return why faults of disks and clocks are not supported here, or "" if they are supported."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         return "there is no C compiler: install gcc"
     return ""
 
 
 def build(folder: Path) -> Path:
-    """Compile the library into `folder`; return its path.
+    """Compile the library into `folder`, and return the library's path.
 
     Raises:
-        ExternalFailureError: the library cannot be compiled here.
+        ExternalFailureError: If the library cannot be compiled here.
     """
     library = folder / "preload.so"
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
@@ -47,7 +49,7 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, *, control: Path, journal: Path, root: Path) -> dict[str, str]:
-    """Return the environment of a process that uses the library; faults apply to its files below `root`."""
+    """Return the environment of a process that uses the library. Faults apply to the process's files below `root`."""
     return {
         "LD_PRELOAD": str(library),
         "SNAPLINE_CHAOS_CONTROL": str(control),
@@ -57,7 +59,9 @@ def environment(library: Path, *, control: Path, journal: Path, root: Path) -> d
 
 
 def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
-    """Return what a power cut may lose: new names, and written files with the length that is synced."""
+    """Return what a power cut may lose. The first value lists the new names. The second value maps each written file to
+    the length that is synced.
+    """
     names: dict[str, None] = {}
     written: dict[str, int] = {}
     for line in journal.splitlines():
@@ -74,7 +78,9 @@ def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
 
 
 def lose_unsynced(journal: Path, seed: int) -> list[str]:
-    """Keep, lose or tear unsynced data, chosen by the seed; return descriptions of the losses. Clear the journal."""
+    """Simulate a power cut, and return descriptions of the losses. The seed decides for each file whether its unsynced
+    data is kept, lost or torn, and whether a new name is lost. Clear the journal.
+    """
     if not journal.exists():
         return []
     names, written = unsynced(journal.read_text(errors="replace"))
@@ -111,17 +117,19 @@ FIELDS = (
     "die_at",
     "hang_loop",
 )
-"""Signed 64-bit numbers in this order, the same as in `preload.c`; a test compares them. `drift_from_ns`: start on the monotonic clock.
-`changes`: number of file changes so far; the process dies just before change number `die_at`."""
+"""Names of the signed 64-bit numbers, in the same order as in `preload.c`. A test compares the two lists.
+`drift_from_ns` is the time at which the drift started on the monotonic clock. `changes` is the number of file changes
+so far. The process dies just before the change with the number `die_at`.
+"""
 
 SIZE = 8 * len(FIELDS)
 
 
 class FaultCounters:
-    """The fault numbers of one process, all 0 at first."""
+    """The fault numbers of one process. All numbers are 0 at first."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; create it if it is missing."""
+        """Map the file into memory. If the file is missing, create it."""
         with path.open("a+b") as file:
             if path.stat().st_size < SIZE:
                 file.truncate(SIZE)

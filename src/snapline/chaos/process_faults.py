@@ -1,13 +1,14 @@
-"""Inject faults into a fleet's processes, in the same way for every launcher: kill, end, freeze, slow down, restart.
+"""Kill, end, freeze, slow down and restart a fleet's processes, in the same way for every launcher.
 
 A launcher's commands take time and may overtake each other. So `Processes` sends the commands for one process one after the other. Each
 command reads the target speed when it is sent, so that the last request wins.
 
-`RemoteFaults` is the driver for a fleet of another launcher. It carries out those commands of the executor that a launcher supports, and
-damages files of the store. The processes run plain snapline command lines, without the fault wrapper, failpoints and gates. All of them,
-and this process, share one folder, which contains the scenario and the store.
+`RemoteFaults` is the driver for a fleet of another launcher. It carries out those commands of the executor that a
+launcher supports, and damages files of the store. The processes run plain snapline command lines, without the fault
+wrapper, failpoints and gates. They share one folder with this process. The folder contains the scenario and the store.
 
-`leftovers` finds processes that a killed run has left behind. The kernel ends processes with their parent, so there should be none.
+`leftovers` finds processes that a killed run has left behind. The kernel ends processes together with their parent, so
+no processes should be left.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class Processes:
         coordinators: Sequence[str],
         joining: Sequence[str],
     ) -> None:
-        """Create the driver; `joining`: the hosts that join later."""
+        """Create the driver. `joining` lists the hosts that join later."""
         self.fleet = fleet
         self._hosts = tuple(hosts)
         self._coordinators = tuple(coordinators)
@@ -86,7 +87,7 @@ class Processes:
         return SINGLE_COORDINATOR if node == self._coordinators[0] and len(self._coordinators) == 1 else node
 
     def pid(self, node: str) -> int | None:
-        """Return the node's process id on its machine; None while it is down."""
+        """Return the node's process id on its machine, or None while the node is down."""
         return None if node in self._absent else self.fleet.pid(self.name_of(node))
 
     # ---- commands -----------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ class Processes:
         self._tasks[key] = asyncio.create_task(after())
 
     async def gone(self, node: str) -> None:
-        """Wait until the node is down; raise TimeoutError after `EXIT_LIMIT_S` seconds."""
+        """Wait until the node is down. Raise TimeoutError after `EXIT_LIMIT_S` seconds."""
         async with asyncio.timeout(EXIT_LIMIT_S):
             while self.pid(node) is not None:
                 await asyncio.sleep(LOOK_S)
@@ -133,7 +134,7 @@ class Processes:
         self.fleet.restart(self.name_of(node))
 
     def _join(self, host: str) -> None:
-        """Add a host. A launcher runs hosts 1 to N; those of them that have not joined yet are kept down."""
+        """Add a host. A launcher runs hosts 1 to N, and hosts among them that have not joined yet are kept down."""
         self._absent.remove(host)
         if host not in self.fleet.hosts:
             self.fleet.scale(self._hosts.index(host) + 1)
@@ -150,7 +151,7 @@ class Processes:
         await self._send(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
 
     async def _keep_slow(self) -> None:
-        """Freeze and thaw slow processes in each period of the duty cycle."""
+        """Freeze and thaw each slow process in every period of the duty cycle."""
         while True:
             slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
             began_s = time.monotonic()
@@ -170,7 +171,7 @@ class Processes:
 
 
 def flip(path: Path, bit: int) -> None:
-    """Flip one bit of a file; nothing happens if the file has been deleted meanwhile."""
+    """Flip one bit of a file. If the file has been deleted meanwhile, change nothing."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         size = path.stat().st_size
         if size:
@@ -204,9 +205,8 @@ class RemoteFaults:
         arguments: Mapping[str, str],
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Create the driver.
-
-        `plan`: plan of the place; the scenario replaces its fleet, under a new name. `folder`: folder for all files.
+        """Create the driver. `plan` is the plan of the place. The scenario's fleet replaces the plan's fleet, under a
+        new name. `folder` is the folder for all files.
         """
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
@@ -242,7 +242,7 @@ class RemoteFaults:
         )
 
     async def start(self) -> None:
-        """Start the fleet; raise SnaplineError if it cannot run there."""
+        """Start the fleet. Raise SnaplineError if the fleet cannot run at the place."""
         self._on_note(f"fleet {self.name} on {self._plan.place}, in {self._folder}")
         await self.fleet.start()
         self._processes.start()
@@ -260,11 +260,13 @@ class RemoteFaults:
         return self._processes.node_of(name)
 
     def failpoint_hits(self) -> list[cm.FailpointHit]:
-        """Return an empty list: no failpoints are armed here."""
+        """Return an empty list, since this driver arms no failpoints."""
         return []
 
     def carry_out(self, command: cm.Command) -> None:
-        """Carry out a command. Commands that end faults of disks, clocks and failpoints do nothing: there are none here."""
+        """Carry out a command. Commands that end faults of disks, clocks and failpoints have no effect, since this
+        driver injects no such faults.
+        """
         match command:
             case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
                 self._processes.carry_out(command)
@@ -285,7 +287,9 @@ MARK = b"snapline.chaos.fault_wrapper"
 
 
 def leftovers(processes: Path = Path("/proc")) -> list[str]:
-    """Return descriptions of processes whose run has ended, with the command that ends them."""
+    """Return descriptions of the processes whose run has ended. Each description contains the command that ends the
+    process.
+    """
     descriptions = []
     for folder in processes.iterdir():
         if not folder.name.isdecimal():
@@ -293,7 +297,7 @@ def leftovers(processes: Path = Path("/proc")) -> list[str]:
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if MARK in words and parent == "1":
             place, node = (word.decode() for word in words[words.index(MARK) + 1 :][:2])

@@ -1,4 +1,6 @@
-"""Provide the crash kit as a pytest plugin. pytest loads this module at every start, so the other modules are imported on first use."""
+"""Provide the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports the other
+modules only on first use.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Kill a program at every write, and check that the program resumes correctly: `check(program)`.
+    """Return the crash kit. Its method `check(program)` kills a program at every write, and checks that the program
+    resumes correctly.
 
     Without a C compiler the test is skipped.
     """

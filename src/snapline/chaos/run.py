@@ -1,11 +1,13 @@
-"""Carry out one chaos run: a scenario with a seed on real processes, on this machine or with another launcher. The result is a verdict.
+"""Carry out one chaos run, which applies a scenario with a seed to real processes, on this machine or with another
+launcher. The result is a verdict.
 
-As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold: the fleet runs, an epoch
-completes, the work gets done. The seed determines random choices, such as the process that is hit. It does not determine when a process reaches a
-failpoint, or which messages are in transit at a kill. So a seed repeats the faults, not the run.
+As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold,
+which say that the fleet runs, that epochs complete, and that the work gets done. The seed determines random choices,
+such as the process that is hit. The seed does not determine when a process reaches a failpoint, or which messages are
+in transit at a kill. So a second run with the same seed repeats the faults, but may otherwise differ.
 
-`StoreJudge` checks the fleet continuously, from its store alone, and remembers the content of each complete epoch. Its oracles have the
-same names as the simulator's oracles with the same check:
+`StoreJudge` checks the fleet continuously, from its store alone, and remembers the content of each complete epoch. Each
+of its oracles has the same name as the simulator's oracle that makes the same check:
 
 | guarantee | oracle | condition for each complete epoch |
 | --- | --- | --- |
@@ -48,16 +50,16 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 VIOLATIONS_MAX = 10
-"""Largest number of violations that are kept; the first ones are the most useful."""
+"""Maximum number of violations that are kept. The first violations are the most useful."""
 
 
 class StoreJudge:
-    """Judges epochs repeatedly while the fleet runs, before the coordinator prunes them.
+    """Checks epochs repeatedly while the fleet runs, before the coordinator prunes them.
 
     Attributes:
         violations: violations so far.
-        judged: epochs judged so far.
-        newest: cut of the newest judged epoch.
+        judged: epochs checked so far.
+        newest: cut of the newest checked epoch.
     """
 
     def __init__(self, location: str, workload: Workload, now_ns: Callable[[], int]) -> None:
@@ -71,7 +73,9 @@ class StoreJudge:
         self.newest: Cut | None = None
 
     def look(self, damaged: list[str]) -> None:
-        """Judge new epochs. `damaged`: files that a fault has changed; epochs that need them may be unreadable."""
+        """Check new epochs. `damaged` lists files that a fault has changed. Epochs that need these files may be
+        unreadable.
+        """
         store = self._opened()
         if store is None:
             return
@@ -88,7 +92,9 @@ class StoreJudge:
                     self._add_violation("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
-        """Judge the store after the fleet's end. `is_ended`: the fleet ended by itself, so all its work must be done."""
+        """Check the store after the fleet's end. `is_ended` means that the fleet ended by itself, so all its work must
+        be done.
+        """
         self.look(damaged)
         store = self._opened()
         if store is None:
@@ -100,7 +106,7 @@ class StoreJudge:
             self._check("workload", self._workload.check_end(self.newest.states))
 
     def flippable(self) -> tuple[str, ...]:
-        """Return the files of the newest complete epoch; none unless an older epoch is intact."""
+        """Return the files of the newest complete epoch. Return no files unless an older epoch is intact."""
         store = self._opened()
         epochs = store.epochs() if store is not None else []
         if store is None or len(epochs) < 2 or epochs[-1] not in self.judged or epochs[-2] not in self.judged:
@@ -113,7 +119,7 @@ class StoreJudge:
         return (layout.ref_path(epochs[-1]), layout.manifest_path(root), *packs)
 
     def _opened(self) -> Store | None:
-        """Return the store; None before the fleet has created it."""
+        """Return the store, or None if the fleet has not created it yet."""
         if self._store is None:
             try:
                 self._store = Store.open(self._location)
@@ -147,7 +153,9 @@ class StoreJudge:
 
 
 def channel_problems(checkpoints: Mapping[str, AgentCheckpoint]) -> list[tuple[str, str, str]]:
-    """Return (oracle, guarantee, description) of the message faults of one cut. Agents outside the cut have left and are ignored."""
+    """Return the oracle, the guarantee and a description for each problem with the messages of one cut. Agents outside
+    the cut have left the fleet and are ignored.
+    """
     cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
     named = {name for record in cut.values() for name in (*record.sent, *record.received)}
     gone = named - set(cut)
@@ -169,25 +177,31 @@ def channel_problems(checkpoints: Mapping[str, AgentCheckpoint]) -> list[tuple[s
 
 
 START_S = 120.0
-"""Time limit for a fleet to start working; it takes seconds on an idle machine."""
+"""Time limit for a fleet to start working. A start takes a few seconds on an idle machine."""
 
 WITHIN_LEAST_S = 180.0
-"""Smallest time limit for the liveness conditions after the faults: a scenario's times are virtual, and a real machine may be busy."""
+"""Minimum time limit for the liveness conditions after the faults. A scenario's times are virtual, and a real machine
+may be busy.
+"""
 
 JUDGE_S = 0.5
-"""Interval between two checks of the store; epochs are kept for longer."""
+"""Interval between two checks of the store. Epochs are kept for longer than this interval."""
 
 POLL_S = 0.2
-"""Interval between two status requests to the coordinator, like a launcher's."""
+"""Interval between two status requests to the coordinator, as in a launcher."""
 
 SCENARIO_FILE, STOP_FILE = "scenario.toml", "stop"
 
 EPOCHS_AFTER = 2
-"""Number of epochs that must complete after the faults; the first may have begun before their end."""
+"""Number of epochs that must complete after the faults. The first of these epochs may have begun before the faults
+ended.
+"""
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """The user's checks, as in `sim/checking.py`: of every cut, and of the states at the end."""
+    """The user's checks, as in `sim/checking.py`. One check is for every cut, and the other is for the states at the
+    end.
+    """
 
     invariant: Invariant | None = None
     at_end: AtEnd | None = None
@@ -205,10 +219,11 @@ async def run_chaos(
     plan: DetachedPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Run a scenario in a new folder, on this machine or, with `plan`, elsewhere; then all machines must share the folder.
+    """Run a scenario in a new folder. Without `plan`, the scenario runs on this machine. With `plan`, it runs at the
+    plan's place, and all machines must share the folder.
 
     Raises:
-        UsageError: the scenario is not supported there, or its fleet cannot be loaded.
+        UsageError: If the scenario is not supported at the place, or its fleet cannot be loaded.
     """
     check_capabilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
@@ -263,7 +278,7 @@ class ChaosRun:
     # ---- the phases -------------------------------------------------------------------------------------------------
 
     async def carry_out(self, result: Result) -> None:
-        """Run all phases; raise SnaplineError if the fleet cannot run at all."""
+        """Run all phases. Raise SnaplineError if the fleet cannot run at all."""
         await self._faults.start()
         self._client = self._faults.client()
         self._background = [
@@ -275,7 +290,7 @@ class ChaosRun:
                 return
 
     async def close(self) -> None:
-        """End the fleet and all tasks; the findings remain."""
+        """End the fleet and all tasks. The findings remain available."""
         for task in self._background:
             task.cancel()
         results = await asyncio.gather(*self._background, return_exceptions=True)
@@ -320,7 +335,7 @@ class ChaosRun:
         return await self._until(pending, START_S)
 
     async def _fail(self) -> list[str]:
-        """Run all faults, then end them."""
+        """Run all faults, and then end them."""
         began_s = time.monotonic()
         self._carry_out(self._executor.begin())
         while not self._is_ended and not self._judge.violations:
@@ -367,7 +382,9 @@ class ChaosRun:
         return found
 
     async def _until_ended(self) -> list[str]:
-        """Take a snapshot and wait until the fleet has ended, if its workload ends. Return the unmet conditions."""
+        """Take a snapshot, and request the fleet's end. If the workload ends by itself, wait until the fleet has ended.
+        Return the unmet conditions.
+        """
         if not self._is_ended and not await self._snapshot():
             return ["no manual snapshot completes"]
         (self._folder / STOP_FILE).touch()
@@ -396,7 +413,9 @@ class ChaosRun:
         return max(WITHIN_LEAST_S, self._scenario.liveness.within_ns / 1e9)
 
     async def _until(self, pending: Callable[[FleetStatus], list[str]], limit_s: float) -> list[str]:
-        """Wait until nothing is pending or the fleet has ended by itself; return what is still pending."""
+        """Wait until no condition is pending or the fleet has ended by itself. Return the conditions that are still
+        pending.
+        """
         assert self._client is not None
         conditions = ["the coordinator does not answer"]
         with contextlib.suppress(TimeoutError):
@@ -421,7 +440,7 @@ class ChaosRun:
         self._is_ended = True
 
     async def _observe_loop(self) -> None:
-        """Keep reading the leader, and other facts that the schedule needs."""
+        """Repeatedly observe the leader and the other facts that the schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
         wants_homes = any(isinstance(word, PartitionFault) and word.shape == "isolate-agent" for word in words)
         wants_files = any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words)

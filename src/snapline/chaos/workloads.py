@@ -1,4 +1,6 @@
-"""Build the fleet of a scenario for real processes: a workload pattern of the simulator, or the user's fleet. The fleet ends on request."""
+"""Build a scenario's fleet for real processes. The fleet is a workload pattern of the simulator, or the user's fleet.
+The fleet ends on request.
+"""
 
 import os
 from collections.abc import Callable
@@ -18,8 +20,9 @@ FLEET = f"{__name__}:fleet"
 def fleet(scenario: str, stop: str) -> Fleet:
     """Return the fleet.
 
-    `scenario`: path of the scenario, as drawn. Once the file `stop` exists, the fleet ends when its work is done; a fleet
-    with its own predicate ends by that."""
+    `scenario` is the path of the scenario that the seed has drawn. Once the file `stop` exists, the fleet ends when its
+    work is done. A fleet with its own predicate ends when that predicate holds.
+    """
     return workload_of(Path(scenario), Path(stop)).fleet
 
 
@@ -43,7 +46,7 @@ def load_invariant(target: str) -> Callable[[snapline.Cut], object]:
     """Load a function, given as MODULE:FUNCTION.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: If the function does not exist.
     """
     module, _, name = target.partition(":")
     try:
@@ -54,4 +57,4 @@ def load_invariant(target: str) -> Callable[[snapline.Cut], object]:
         ) from error
     if not callable(function):
         raise UsageError(f"{target} is a {type(function).__qualname__}: name a function of a cut")
-    return cast(Callable[[snapline.Cut], object], function)  # a wrong signature shows at the call
+    return cast(Callable[[snapline.Cut], object], function)  # a wrong signature causes an error at the call

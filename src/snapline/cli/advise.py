@@ -1,4 +1,4 @@
-"""`snapline advise`: which protocol and interval suit a running fleet, from its own status."""
+"""`snapline advise`: recommend a protocol and a checkpoint interval for a running fleet, based on the fleet's status."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated
@@ -69,7 +69,7 @@ async def _watch(client: "CoordinatorClient", over_s: float, timeout_s: float) -
 
 
 def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> "RunningFigures":
-    """Return the figures of the fleet from two statuses `passed_s` apart."""
+    """Compute the fleet's figures from two of its statuses that were taken `passed_s` seconds apart."""
     from snapline.protocols.advice import RunningFigures
 
     interval_s, price_s = _interval(before, after, passed_s)
@@ -95,7 +95,10 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
 
 def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
-    """Return the checkpoint interval of an agent, and the time that capture costs a host's agents."""
+    """Return an agent's checkpoint interval, and the total time per interval for which captures stop a host's agents.
+
+    Both are in seconds.
+    """
     from snapline.protocols.names import is_autonomous
 
     interval = after.interval
@@ -112,12 +115,12 @@ def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> t
 
 
 def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
-    """Return the increase of a counter over hosts that did not restart."""
+    """Return how much a counter has increased, summed over the hosts that did not restart between the two statuses."""
     return sum([max(0, getattr(now, name) - getattr(then, name)) for then, now in _same(before, after)])
 
 
 def _same(before: "FleetStatus", after: "FleetStatus") -> "list[tuple[HostStatus, HostStatus]]":
-    """Return (earlier, current) status of each host that did not restart meanwhile."""
+    """Return the earlier and current status of each host that did not restart between them."""
     earlier = {(host.host, host.host_start): host for host in before.hosts}
     pairs = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
     return [(then, now) for then, now in pairs if then is not None]

@@ -1,4 +1,6 @@
-"""`snapline agent …`: placement, state and status of agents, their inputs, and operator commands for the dead letters that no turn could handle."""
+"""`snapline agent …`: show the placement, state and status of agents, send inputs, and handle dead letters, which are messages that no turn
+could handle.
+"""
 
 import os
 import sys
@@ -52,10 +54,10 @@ def drop(
 
 
 def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
-    """Return the chosen numbers; None: all.
+    """Return the chosen numbers of dead letters, or None for all of them.
 
     Raises:
-        UsageError: neither numbers nor --all are given, or both.
+        UsageError: If neither numbers nor --all are given, or both are given.
     """
     if bool(numbers) == every:
         raise UsageError("which dead letters? Give their numbers, or --all")
@@ -157,7 +159,7 @@ def _show_description(result: Document, tables: DocumentTables) -> None:
         ]
     )
     _show_durable_turn(result.get("durable_turn"), tables)
-    for name in result.get("spawns") or ():  # type: ignore[attr-defined]  # a list of names
+    for name in result.get("spawns") or ():  # type: ignore[attr-defined]  # this value is a list of names
         tables.line(f"asked for agent {name}")
     for timer in rows_of(result, "timers"):
         tables.line(f"timer {timer.get('name')} in {timer.get('remaining_s')} s")
@@ -210,7 +212,7 @@ dead_letters = typer.Typer(
 app.add_typer(dead_letters, name="dead-letters")
 
 NOTHING = "<0 bytes>"
-"""Representation of an empty payload in documents."""
+"""Text that represents an empty payload in documents."""
 
 Snapshot = Annotated[
     str,
@@ -310,10 +312,10 @@ app.command("describe")(describe)
 
 
 def _fields_of(text: str) -> object:
-    """Return the JSON text unchanged after checking it.
+    """Check that `text` is JSON, and return it as raw JSON.
 
     Raises:
-        UsageError: the text is not JSON; the message says where.
+        UsageError: If the text is not JSON. The message says where.
     """
     import msgspec
 
@@ -381,7 +383,7 @@ dead_letters.command("drop")(drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
-    """Return an agent's dead letters with their numbers, which do not change when others are removed."""
+    """Return an agent's dead letters with their numbers. A number does not change when other dead letters are removed."""
     return [
         (number, dead_letter)
         for dead_letter in rows_of(agent, "dead_letters")
@@ -459,11 +461,11 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
 
 
 def _message(dead_letter: Document) -> str:
-    """Return the text of the message that failed; the first turn of an agent has none."""
+    """Format the message that failed. Return `(on_start)` for an agent's first turn, which handles no message."""
     message = dead_letter.get("message")
     return "(on_start)" if message == NOTHING else show_message(message)
 
 
 def _reason(dead_letter: Document) -> str:
-    """Return the last line of the traceback."""
+    """Return the last line of the dead letter's traceback."""
     return last_line(str(dead_letter.get("error", "")))

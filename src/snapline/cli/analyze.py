@@ -1,4 +1,4 @@
-"""`snapline analyze`: what a failure would have cost in a traced execution."""
+"""`snapline analyze`: compute what a failure would have cost in a traced execution."""
 
 import shutil
 import sys
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from snapline.recovery.trace_analysis import Analysis
 
 DIAGRAM_WIDTH = 100
-"""Columns of a diagram not printed to a terminal."""
+"""Number of columns of a diagram that is not printed to a terminal."""
 
 AGENTS_SHOWN_MAX = 50
-"""Largest number of rows in the table and in the diagram; JSON has all."""
+"""Largest number of rows in the table and in the diagram. JSON contains all rows."""
 
 NUMBERS_SHOWN_MAX = 8
-"""Largest number of checkpoints or events in one cell; a domino effect may have thousands."""
+"""Largest number of checkpoints or events listed in one table cell. A domino effect may have thousands."""
 
 
 @dataclass(frozen=True)
 class DiagramOptions:
-    """Files to draw the execution into."""
+    """Options that name the files into which the execution is drawn."""
 
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="File for the space-time diagram (SVG).")
@@ -59,10 +59,10 @@ class DiagramOptions:
     ] = None
 
     def window(self, events: int) -> tuple[int, int] | None:
-        """Return the window as positions of events; None: the diagram chooses it.
+        """Return the positions of the window's first event and end, or None if the options leave the choice to the diagram.
 
         Raises:
-            UsageError: the window is empty, or no SVG is requested.
+            UsageError: If the window is empty, or no SVG is requested.
         """
         if self.from_event is None and self.to_event is None:
             return None
@@ -131,10 +131,10 @@ def analyze(
 
 
 def parse_names(failed: str | None) -> list[str] | None:
-    """Split `"a, b"` into `["a", "b"]`; None means all agents.
+    """Split `"a, b"` into `["a", "b"]`. Return None, which means all agents, if `failed` is None.
 
     Raises:
-        UsageError: an empty name.
+        UsageError: If a name is empty.
     """
     if failed is None or not failed.strip():
         return None
@@ -145,11 +145,11 @@ def parse_names(failed: str | None) -> list[str] | None:
 
 
 def read(place: str) -> "Trace":
-    """Read the trace at `place`, a path or "-".
+    """Read the trace at `place`, which is a path, or "-" for standard input.
 
     Raises:
-        UsageError: the file cannot be opened.
-        TraceError: the trace cannot be read, or contradicts itself.
+        UsageError: If the file cannot be opened.
+        TraceError: If the trace cannot be read, or contradicts itself.
     """
     from snapline.client.trace_analysis import read_file
 
@@ -157,10 +157,10 @@ def read(place: str) -> "Trace":
 
 
 def is_folder(place: str, merged: Path | None) -> bool:
-    """Return whether `place` is a folder of hosts' traces.
+    """Return whether `place` is a folder, which then contains the hosts' traces.
 
     Raises:
-        UsageError: `place` is no folder, but `merged` is given.
+        UsageError: If `merged` is given although `place` is not a folder.
     """
     from snapline.client.trace_analysis import STANDARD_INPUT, name_of
 
@@ -171,11 +171,11 @@ def is_folder(place: str, merged: Path | None) -> bool:
 
 
 def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) -> "Trace":
-    """Merge the hosts' traces in `folder`; also write the result to `merged`, if given.
+    """Merge the hosts' traces in `folder`. If `merged` is given, also write the merged trace to this path.
 
     Raises:
-        UsageError: there are no traces, or a file cannot be opened or written.
-        TraceError: a trace cannot be read, or traces contradict each other.
+        UsageError: If the folder has no traces, or a file cannot be opened or written.
+        TraceError: If a trace cannot be read, or traces contradict each other.
     """
     from snapline.client.trace_analysis import SUFFIX, merge_folder, read_merged
 
@@ -217,7 +217,7 @@ def _draw(
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))
     if pictures.html is not None:
-        # The protocol has already been applied to the execution; applying it again gives the same result.
+        # The protocol has already been applied to the execution. Applying it again gives the same result.
         yield _write(pictures.html, analysis_html(execution, protocol=protocol))
 
 
@@ -272,6 +272,6 @@ def _row(analysis: "Analysis", agent: str) -> list[object]:
 
 
 def _some(items: Sequence[object]) -> str:
-    """Return `1, 2, 3`, or the first items and the number of further ones."""
+    """List all items like `1, 2, 3`, or the first items and the number of remaining items."""
     shown = ", ".join(map(str, items[:NUMBERS_SHOWN_MAX]))
     return shown if len(items) <= NUMBERS_SHOWN_MAX else f"{shown} and {len(items) - NUMBERS_SHOWN_MAX:,} more"

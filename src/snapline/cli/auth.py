@@ -1,4 +1,6 @@
-"""`snapline auth …` and `snapline audit`: certificates of a fleet, tokens of people, and the log of operator requests (docs/security.md)."""
+"""`snapline auth …` and `snapline audit`: manage a fleet's certificates and people's tokens, and show the log of operator requests
+(docs/security.md).
+"""
 
 import asyncio
 from pathlib import Path
@@ -96,10 +98,10 @@ def _show_new_token(result: Document, tables: DocumentTables) -> None:
 
 
 TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
-"""Roles of users and programs for which a new set has a certificate."""
+"""Roles of users and programs for each of which `snapline auth init` creates a certificate."""
 
 DELIVER_S = 120.0
-"""Time limit for the delivery: Ray starts a process for the supervisor, which takes a minute on a busy machine."""
+"""Time limit in seconds for delivering certificates. Ray starts a process for the supervisor, which takes a minute on a busy machine."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(token_app, name="token")

@@ -1,6 +1,6 @@
-"""`snapline chaos …`: the simulator's faults on real processes; see docs/chaos.md.
+"""`snapline chaos …`: inject the simulator's faults into real processes (docs/chaos.md).
 
-The processes run on this machine or at a place of `snapline up --on`, with the same options.
+The processes run on this machine, or at a place that `--on` names. The options for the place are those of `snapline up`.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ OnPlace = Annotated[
 
 
 def place_of(on: Place | None) -> "Where":
-    """Return the place that `--on` names. Contexts are ignored: faults are injected only where explicitly requested."""
+    """Return the place that `--on` names. Contexts are ignored, because faults are injected only where a user explicitly requests them."""
     places: dict[Place, Where] = {
         Place.LOCAL: "local",
         Place.SSH: "ssh",
@@ -64,7 +64,7 @@ def place_of(on: Place | None) -> "Where":
 
 @dataclass(frozen=True)
 class ChaosPlace:
-    """The options of `snapline up --on` for the place."""
+    """The options that describe the place, which are the same as those of `snapline up`."""
 
     on: OnPlace = None
     address: Address = None
@@ -77,14 +77,14 @@ class ChaosPlace:
 
     @property
     def place(self) -> "Where":
-        """Place of the launcher."""
+        """Return the kind of place at which the processes run."""
         return place_of(self.on)
 
     def plan(self, folder: Path) -> "DetachedPlan | None":
-        """Return the plan from the options, with settings as defaults; None: this machine.
+        """Build the plan from the options, with settings as defaults. Return None if the processes run on this machine.
 
         Raises:
-            UsageError: options contradict each other.
+            UsageError: If options contradict each other.
         """
         place = self.place
         if place == "local":
@@ -187,7 +187,7 @@ def run(
 
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
-    """Return the scenario; raise UsageError if there is none, or if the fleet cannot be loaded."""
+    """Return the scenario that the arguments name. Raise UsageError if it does not exist or the fleet cannot be loaded."""
     from snapline.chaos.capabilities import EVERYTHING
 
     if fleet is not None:
@@ -241,7 +241,7 @@ async def _carried_out(
     plan: "DetachedPlan | None",
     on_note: Callable[[str], None],
 ) -> "Result":
-    """Run chaos; stop cleanly on SIGTERM, because remote processes would otherwise keep running."""
+    """Run a fleet with faults. Stop cleanly on SIGTERM, because remote processes would otherwise keep running."""
     from snapline.chaos.run import run_chaos
 
     task = asyncio.current_task()

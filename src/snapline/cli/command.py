@@ -1,9 +1,9 @@
-"""Commands: their wrapper, the groups of options that several of them share, and their calls to a fleet.
+"""Define the wrapper of all commands, the groups of options that several commands share, and the commands' calls to a fleet.
 
-A command may take a dataclass such as `Connection` as a parameter. Its fields become options of the command, and the command gets the
-filled dataclass. So options shared by many commands are defined once.
+A command may take a dataclass such as `Connection` as a parameter. The dataclass's fields become options of the command, and the command
+receives an instance with their values. So options that many commands share are defined only once.
 
-The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md); it prints a traceback only on request.
+The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md). The wrapper prints a traceback only on request.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 PARTIAL = 3
-"""Exit code of a partial success: some items could not be read or handled."""
+"""Exit code of a partial success, after which some items could not be read or handled."""
 
 EXIT_CODES = {
     0: "Success.",
@@ -60,19 +60,20 @@ EXIT_CODES = {
     15: "A host ended itself: code of an agent blocked it for longer than `busy_limit_s`.",
     INTERRUPTED: "Interrupted.",
 }
-"""Exit code → meaning, for all commands and processes; docs/cli.md shows this table."""
+"""Meaning of each exit code of the commands and processes. docs/cli.md contains this table."""
 
 WRONG_PLACE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
 )
-"""System errors that another path would fix; they count as usage errors. Others, such as a full disk, are external failures."""
+"""System errors that count as usage errors, because another path would avoid them. All other system errors, such as a full disk, are
+external failures."""
 
 TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a typer command of `function`: replace its dataclass parameters by options, and handle its errors."""
+    """Turn `function` into a typer command. Replace its dataclass parameters with options, and handle its errors."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
 
@@ -106,7 +107,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _unfold(
     signature: inspect.Signature, hints: Mapping[str, Any], groups: Mapping[str, type[Any]]
 ) -> inspect.Signature:
-    """Return the signature for typer, with each group replaced by its fields. All parameters are keyword-only, so their order is free."""
+    """Return the signature for typer, in which each group is replaced by its fields.
+
+    All parameters are keyword-only, so their order does not matter.
+    """
     parameters = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in signature.parameters.items()
@@ -147,17 +151,17 @@ def _print_error(sentence: str) -> None:
 _Reply = TypeVar("_Reply")
 
 TIMEOUT_S = 120.0
-"""Default limit for a call to a coordinator, above a snapshot's default limit of 60 s. A missing coordinator is
-detected much sooner."""
+"""Default time limit in seconds for a call to a coordinator, which is longer than a snapshot's default limit of 60 s. A missing coordinator
+is detected much sooner."""
 
 TIMEOUT_S_MAX = 86_400.0
-"""Largest value of `--timeout`: a day."""
+"""Largest value of `--timeout` in seconds, which is one day."""
 
 REPLICAS = (1, 3, 5)
-"""Allowed numbers of replicas. An even number tolerates no more losses than the odd number below it."""
+"""Allowed numbers of coordinator replicas. An even number tolerates no more losses than the odd number below it."""
 
 RUNS = Path("runs")
-"""Default folder of the runs of `snapline sim` and of their reports."""
+"""Default folder for the runs of `snapline sim` and their reports."""
 
 FleetReference = Annotated[
     str,
@@ -197,7 +201,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True)
 class LogLines:
-    """Log options of a process, or of all processes of a launcher."""
+    """Log options for one process, or for all processes of a launcher."""
 
     log_format: Annotated[
         LogFormat,
@@ -220,7 +224,7 @@ class LogLines:
 
 @dataclass(frozen=True)
 class Spans:
-    """OpenTelemetry options of a process, or of all processes of a launcher."""
+    """OpenTelemetry options for one process, or for all processes of a launcher."""
 
     otel: Annotated[
         float | None,
@@ -238,13 +242,13 @@ class Spans:
     ] = None
 
     def options(self) -> "SpanOptions":
-        """Build the `SpanOptions`."""
+        """Build the `SpanOptions` from these options."""
         from snapline.telemetry.spans import SpanOptions
 
         return SpanOptions(self.otel)
 
     def checked(self) -> "Spans":
-        """Return self, for processes on this machine; raise UsageError if OpenTelemetry is missing."""
+        """Check that processes on this machine can use these options, and return self. Raise UsageError if OpenTelemetry is missing."""
         self.options().check()
         return self
 
@@ -255,7 +259,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Display:
-    """Options of output and progress."""
+    """Options for the output format and the progress display."""
 
     output: Annotated[
         OutputFormat | None,
@@ -275,7 +279,7 @@ class Display:
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Security options: all three TLS files, `--insecure`, or connections on this machine only."""
+    """Security options: three TLS files, or `--insecure`, or neither. With neither, only connections on this machine are allowed."""
 
     tls_cert: Annotated[
         Path | None,
@@ -298,10 +302,10 @@ class SecurityOptions:
     ] = "snapline"
 
     def security(self) -> "Security":
-        """Build the `Security`.
+        """Build the `Security` from these options.
 
         Raises:
-            UsageError: options contradict each other.
+            UsageError: If the options contradict each other.
         """
         return self._security("")
 
@@ -334,7 +338,7 @@ Stale = Annotated[
 
 @dataclass(frozen=True)
 class Connection(SecurityOptions):
-    """Coordinator to call, and limit of calls."""
+    """Options that name the coordinator to call and the time limit for calls."""
 
     coordinator: Annotated[
         str | None,
@@ -367,14 +371,14 @@ class Connection(SecurityOptions):
     ] = None
 
     def security(self) -> "Security":
-        """Build the `Security`, with the token."""
+        """Build the `Security` from these options, including the token."""
         return self._security(read_token(self.auth_token))
 
     def address(self) -> str:
-        """Return the address to call.
+        """Return the address of the coordinator to call.
 
         Raises:
-            UsageError: the options name no coordinator, or two.
+            UsageError: If the options name no coordinator, or two different ones.
         """
         from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -394,7 +398,7 @@ class Connection(SecurityOptions):
         return address
 
     def folder(self) -> Path:
-        """Return the folder of the local fleet, from --data-dir, the environment or snapline.toml."""
+        """Return the local fleet's folder, which --data-dir, the environment or snapline.toml names."""
         from snapline.cli.fleet_locations import folder_of
         from snapline.cli.settings import UserSettings
 
@@ -404,21 +408,21 @@ class Connection(SecurityOptions):
         return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
 
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-        """Make one call, which the caller limits by `timeout`; raises like `ask`."""
+        """Make one call to the coordinator, and return its reply. `call` itself must apply `timeout`. Raises the same errors as `ask`."""
 
         return ask(self.address(), self.security(), call)
 
     def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-        """Make one call to the fleet's agents, which the caller limits by `timeout`."""
+        """Make one call to the fleet's agents, and return the result. `call` itself must apply `timeout`."""
 
         return call_agents(self.address(), self.security(), call)
 
 
 def read_token(file: Path | None) -> str:
-    """Read the token in a file; "" if no file is given.
+    """Read the token in `file`, or return "" if no file is given.
 
     Raises:
-        UsageError: the file cannot be read, other users can access it, or it has no token.
+        UsageError: If the file cannot be read, other users can access it, or it contains no token.
     """
     if file is None:
         return ""
@@ -431,7 +435,7 @@ def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
     """Convert `["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`.
 
     Raises:
-        UsageError: a pair has no `=`, or a key is given twice.
+        UsageError: If a pair has no `=`, or a key is given twice.
     """
     arguments: dict[str, str] = {}
     for pair in pairs or ():
@@ -448,7 +452,7 @@ def check_address(address: str, option: str) -> str:
     """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: If the address has another form.
     """
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
@@ -457,10 +461,10 @@ def check_address(address: str, option: str) -> str:
 
 
 def check_addresses(addresses: str, option: str) -> str:
-    """Return the comma-separated `addresses` without blanks, if `check_address` accepts each of them.
+    """Return the comma-separated `addresses` without blanks if `check_address` accepts each address.
 
     Raises:
-        UsageError: an address is invalid, or is given twice.
+        UsageError: If an address is invalid, or is given twice.
     """
     checked = [check_address(address.strip(), option) for address in addresses.split(",")]
     if len(set(checked)) < len(checked):
@@ -469,10 +473,10 @@ def check_addresses(addresses: str, option: str) -> str:
 
 
 def parse_peers(peers: str, node: str) -> dict[str, str]:
-    """Convert `"c1=HOST:PORT,c2=HOST:PORT"` to a dict in this order; empty for "".
+    """Convert `"c1=HOST:PORT,c2=HOST:PORT"` to a dict in the same order. Return an empty dict if `peers` is "".
 
     Raises:
-        UsageError: the text has another form, does not name `node`, or has a number of replicas other than 1, 3 or 5.
+        UsageError: If the text has another form, does not name `node`, or has a number of replicas other than 1, 3 or 5.
     """
     if not peers:
         return {}
@@ -495,7 +499,7 @@ def seconds_of(text: str, option: str) -> float:
     """Convert a duration above 0, such as `30m`, to seconds.
 
     Raises:
-        UsageError: the text is no such duration; the message names the option.
+        UsageError: If the text is not a duration above 0. The message names the option.
     """
     from snapline.sim.scenario import duration_ns
 
@@ -506,13 +510,14 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def allow_current_folder() -> None:
-    """Make modules of the current folder importable; `python -m` does so, an installed script does not."""
+    """Make modules in the current folder importable. `python -m` does this, but an installed script does not."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 LAST_SNAPSHOT_S = 20.0
-"""Default time limit of the last snapshot before a stop. It takes tens of milliseconds, plus the time for running effects to end."""
+"""Default time limit in seconds for the last snapshot before a stop. The snapshot takes tens of milliseconds, plus the time until running
+effects have finished."""
 
 BeginAnew = Annotated[
     bool,
@@ -535,11 +540,14 @@ LastSnapshot = Annotated[
 
 
 CLIENT_NAME = "cli"
-"""Sender name of inputs from a client without a certificate."""
+"""Name of the sender of inputs from a client without a certificate."""
 
 
 def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    """Make one call, with retries, and return its reply; raises like `CoordinatorClient`. The call has its own time limit."""
+    """Make one call to a coordinator, with retries, and return its reply. The call must have its own time limit.
+
+    Raises the same errors as `CoordinatorClient`.
+    """
     return asyncio.run(_ask(address, security, call))
 
 
@@ -554,7 +562,7 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
 
 
 def call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-    """Call a fleet's agents and return the result; raises like `Client`."""
+    """Make one call to a fleet's agents, and return the result. Raises the same errors as `Client`."""
     return asyncio.run(_call_agents(address, security, call))
 
 

@@ -1,8 +1,9 @@
-"""`snapline demo`: real work on real input; a host and the coordinator's leader are killed meanwhile, and the result is exact.
+"""`snapline demo`: run real work on real input, kill a host and the coordinator's leader during the work, and show that the result is
+exact.
 
-The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). Its mass is counted in
-integers, so an inconsistency of a single unit can be detected. A space-time picture shows some agents of every host around the kill, from the
-hosts' own traces.
+The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). PageRank's mass is counted in integers, so an
+inconsistency of a single unit can be detected. A space-time picture, which is drawn from the hosts' own traces, shows some agents of every
+host around the time of the kill.
 """
 
 import asyncio
@@ -81,26 +82,29 @@ FLEET = "snapline.examples.pagerank:fleet"
 EPOCHS_BEFORE_KILL = 5
 TURNS_BEFORE_KILL = 20_000
 SECONDS_BEFORE_KILL = 4.0
-"""Conditions for the kill: by then every host works, and mass is in transit everywhere."""
+"""Conditions that must hold before the host is killed. By then every host works, and mass is in transit everywhere."""
 
 COORDINATORS = 3
-"""Number of replicas; two of them continue without the third."""
+"""Number of coordinator replicas. Two of them continue without the third."""
 
 SECONDS_TO_LEADER_KILL = 4.0
-"""Time between the host's recovery and the leader's kill; meanwhile the fleet takes more snapshots."""
+"""Time in seconds between the recovery from the host's loss and the kill of the leader. The fleet takes more snapshots during this time."""
 
 WAIT_LIMIT_S = 300.0
-"""Time limit of each wait. The demo takes half a minute; it still ends by itself on a machine that is ten times slower."""
+"""Time limit in seconds for each wait. The demo takes half a minute, and also completes on a machine that is ten times slower."""
 
 TRACE_EVERY = 25
-"""Every N-th message of each channel is traced for the diagram."""
+"""N, if every N-th message of each channel is traced for the diagram."""
 
 
 def run_demo(
     *, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str, ui_port: int | None = None
 ) -> int:
-    """Run the demo; return the exit code, 0 if all results are exact. `ui_port`: port of the view; None: no view."""
-    mode_of(protocol)  # refuses unknown names before anything is started
+    """Run the demo. Return 0 as the exit code if all results are exact, otherwise 1.
+
+    `ui_port` is the port of the view, or None to run no view.
+    """
+    mode_of(protocol)  # raises an error for an unknown name before anything is started
     if importlib.util.find_spec("numpy") is None:
         raise UsageError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
     printer = Printer(OutputFormat(output))
@@ -120,7 +124,7 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 
 
 class _Demo:
-    """One run of the demo: its faults, and their results."""
+    """One run of the demo, which injects the faults and collects the results."""
 
     def __init__(
         self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None, ui_port: int | None
@@ -199,7 +203,10 @@ class _Demo:
         await self._kill_leader(fleet, client)
 
     def _is_at_work(self, status: "FleetStatus") -> bool:
-        """Return whether the fleet works. For autonomous protocols turns count, because their recovery line may not advance."""
+        """Return whether the fleet has made enough progress for the kill.
+
+        For autonomous protocols, progress is measured in turns, because their recovery line may not advance.
+        """
         if is_autonomous(self._protocol):
             return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
         return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
@@ -280,7 +287,10 @@ class _Demo:
         return Store.open(str(self._folder / "store"))
 
     def _pin_line(self, line: int) -> None:
-        """Pin the line. An open plan keeps it, but on a slow machine ten newer epochs may complete before it is read."""
+        """Pin the snapshot of the recovery line.
+
+        An unfinished plan keeps this snapshot. But on a slow machine ten newer epochs may complete before the demo reads it.
+        """
         from snapline.storage.store.store import Holds
 
         if line not in self._pinned_lines:
@@ -289,7 +299,7 @@ class _Demo:
                 self._pinned_lines.add(line)
 
     def _account_for_line(self, line: int) -> None:
-        """Record the mass of the cut of the recovery line."""
+        """Record the mass in the cut at the recovery line."""
         from snapline.examples import pagerank
 
         account = pagerank.account(self._cut(line))
@@ -320,7 +330,10 @@ class _Demo:
 
 
 async def _run_during(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
-    """Run `work` while a fleet runs. If the fleet's launcher gives up, the work ends with the launcher's error."""
+    """Run `work` while a fleet runs, and return how the fleet ended.
+
+    If the fleet's launcher gives up, `work` ends with the launcher's error.
+    """
     ending, working = asyncio.ensure_future(end), asyncio.ensure_future(work)
     try:
         await asyncio.wait({ending, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -376,13 +389,14 @@ def _part(result: Document, name: str) -> dict[str, object]:
 # -- the space-time picture -------------------------------------------------------------------------------------------
 
 AGENTS_PER_HOST = 3
-"""Agents shown of each host. Twelve lines are readable; the diagram shows all traced messages between them."""
+"""Number of agents shown for each host. Twelve lines are readable, and the diagram shows all traced messages between these agents."""
 
 MESSAGES_MAX = 150
-"""Largest number of arrows; more would hide each other. Those nearest to the cut are kept."""
+"""Largest number of arrows in the picture, because more arrows would hide each other. The arrows that are nearest in time to the cut are
+kept."""
 
 BEFORE_NS, AFTER_NS = 900_000_000, 300_000_000
-"""Time shown before the first checkpoint of the cut, and after the recovery."""
+"""Times in nanoseconds that the picture shows before the cut's first checkpoint and after the recovery."""
 
 TraceLine = Mapping[str, object]
 
@@ -443,12 +457,12 @@ def draw_recovery(
 
 
 def time_ns_of(written: object) -> int:
-    """Convert a time from a document to nanoseconds since 1970."""
+    """Convert a time in a document to nanoseconds since 1970."""
     return round(datetime.fromisoformat(str(written)).timestamp() * 1e9)
 
 
 def _placement(folder: Path, epoch: int) -> dict[str, str]:
-    """Return agent → host from the epoch's manifest; empty for the initial states."""
+    """Return the host of each agent from the epoch's manifest, or an empty dict for the initial states."""
     from snapline.storage.store.store import Store
 
     if epoch == 0:
@@ -467,7 +481,7 @@ def _choose(placement: Mapping[str, str]) -> list[str]:
 
 
 def _read(folder: Path) -> Iterator[TraceLine]:
-    """Yield the lines of all hosts' traces. The last line of a killed host may be incomplete."""
+    """Yield the lines of all hosts' traces. Skip the last line of a killed host if it is incomplete."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
@@ -477,7 +491,7 @@ def _read(folder: Path) -> Iterator[TraceLine]:
 
 
 def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, int]]:
-    """Return agent → epoch → time of its checkpoint."""
+    """Return, by agent and epoch, the time of the agent's checkpoint in nanoseconds."""
     times: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
     for line in trace:
         epochs = line.get("epochs")
@@ -496,9 +510,10 @@ def _arrows(
     around_ns: int,
     undone_ns: int,
 ) -> "list[Arrow]":
-    """Return arrows for the traced messages between the chosen agents.
+    """Return an arrow for each traced message between the chosen agents.
 
-    A message undone by the plan is sent again under the same number. So a receive after `undone_ns` does not belong to a send before it.
+    A message that the plan has undone is sent again with the same sequence number. So a receive after `undone_ns` does not belong to a send
+    before `undone_ns`.
     """
     from snapline.diagrams.scene import Arrow
 

@@ -1,4 +1,6 @@
-"""`snapline doctor` and `snapline version`: check this machine, a store and a fleet; each finding is a sentence with the next step."""
+"""`snapline doctor` and `snapline version`: check this machine, a store and a fleet. Each finding is a sentence that names the next
+step.
+"""
 
 import shutil
 import sys
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 
 
 FILES_MIN = 4096
-"""Smallest limit of open files: each link, client and pack is one. The common default of 1,024 is too small for some hundred clients."""
+"""Smallest sufficient limit on open files. Each link, client and pack is an open file, so the common default of 1,024 is too small for some
+hundred clients."""
 
 WRITES = 9
 SLOW_S = 0.05
-"""Limit for one durable write; a snapshot needs several, an input at least one."""
+"""Time in seconds above which a durable write counts as slow. A snapshot requires several durable writes, and an input at least one."""
 
 FREE_BYTES_MIN = 1 << 30
 DAYS_MIN = 7
@@ -40,14 +43,14 @@ EXTRAS = {
     "http": "uvicorn",
     "torch": "torch",
 }
-"""Extra → a module that it installs."""
+"""For each extra, the name of a module that the extra installs."""
 
 PROGRAMS = {"ssh": "ssh", "slurm": "sbatch", "podman": "podman"}
-"""Place of `snapline up --on` → program that it needs here."""
+"""For each place of `snapline up --on`, the program that it requires on this machine."""
 
 
 class DoctorFinding(NamedTuple):
-    """Result of one check."""
+    """The result of one check."""
 
     what: str
     state: State
@@ -161,7 +164,7 @@ def _store(location: str) -> Iterator[DoctorFinding]:
 
 
 def _write_once(store: "Store") -> float:
-    """Return the duration of one probe write in seconds, the same as when a host joins."""
+    """Perform one probe write, the same as when a host joins, and return its duration in seconds."""
     start_s = time.perf_counter()
     path, _ = store.write_probe()
     took_s = time.perf_counter() - start_s

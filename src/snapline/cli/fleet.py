@@ -1,7 +1,7 @@
-"""Fleet definitions: `snapline fleet check`, and the loading of MODULE:FLEET for all commands.
+"""Load the fleet definition MODULE:FLEET for all commands, and define `snapline fleet check`.
 
-`fleet check` checks that a definition can run; it starts nothing. Loading has a clear error message for everything that can be wrong with a
-reference.
+`fleet check` checks that a definition can run, but starts nothing. Loading reports a clear error message for every problem that a reference
+can have.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_reference(reference: str) -> None:
-    """Find misspelt names before anything is started, without running the fleet's own module.
+    """Check a reference for misspelt names before anything is started. The fleet's own module is not run.
 
     Raises:
-        FleetDefinitionError: the reference is not MODULE:FLEET, or there is no such module.
+        FleetDefinitionError: If the reference is not MODULE:FLEET, or the module does not exist.
     """
     module, colon, attribute = reference.partition(":")
     if not module or not colon or not attribute:
@@ -47,7 +47,7 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
     """Load the fleet that MODULE:FLEET names.
 
     Raises:
-        FleetDefinitionError: the fleet cannot be loaded, for example because the user's module or function raises.
+        FleetDefinitionError: If the fleet cannot be loaded, for example because the user's module or function raises.
     """
     from snapline.agent_runtime.fleet import load_fleet
 
@@ -62,10 +62,10 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
 
 
 def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
-    """Make every agent as a host would; return the type of each class, and the sizes of its agents' states.
+    """Create every agent as a host would. Return, by class name, the agent type and the sizes of the states of its agents.
 
     Raises:
-        FleetDefinitionError: an agent cannot be made, or its state cannot be saved; the message names agent and field.
+        FleetDefinitionError: If an agent cannot be created, or its state cannot be saved. The message names the agent and the field.
     """
     from snapline.agent_runtime.agent import agent_type
     from snapline.agent_runtime.fleet import encode_state

@@ -1,4 +1,4 @@
-"""Locations of fleets started by `snapline up`: on this machine in the background, or on a Ray cluster."""
+"""Find fleets that `snapline up` has started, in the background on this machine or on a Ray cluster."""
 
 import asyncio
 import math
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
 
 END_S = 20.0
-"""Time limit for a background launcher to end its fleet, without the last snapshot; it gives each process two seconds."""
+"""Time limit in seconds for a background launcher to end its fleet, not including the last snapshot. The launcher gives each process two
+seconds."""
 
 LAST_SNAPSHOT = "last snapshot"
-"""Text of the log lines that report the outcome of the last snapshot."""
+"""Text that the log lines about the outcome of the last snapshot contain."""
 
 LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Return the folder of a local fleet, or of the supervisor of a fleet elsewhere or in containers."""
+    """Return the folder of a local fleet, or of the supervisor if the fleet runs on other machines or in containers."""
     if on == "ssh":
         return Path("runs") / name
     folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
@@ -39,7 +40,7 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
 
 
 def logs_of(folder: Path) -> Path:
-    """Return the log folder of a fleet's processes on this machine; `folder` is the fleet's, or its supervisor's."""
+    """Return the log folder of a fleet's processes on this machine. `folder` is the folder of the fleet or of its supervisor."""
     from snapline.deploy.data_directory import LOGS_FOLDER
     from snapline.deploy.detached_fleet import read_plan
 
@@ -48,18 +49,18 @@ def logs_of(folder: Path) -> Path:
 
 
 def join(name: str, address: str) -> "RayCluster":
-    """Connect to a Ray cluster; Ray copies the code of the current folder to its nodes."""
+    """Connect to a Ray cluster. Ray copies the current folder, which contains the code, to its nodes."""
     from snapline.deploy.ray_cluster import RayCluster
 
     return RayCluster(name, address, {"working_dir": os.getcwd()})
 
 
 def default_address() -> str:
-    """Return the coordinator's address of the fleet that snapline.toml, its context and the environment name.
+    """Return the address of the coordinator of the fleet that snapline.toml, its context and the environment select.
 
     Raises:
-        UsageError: they name no fleet.
-        NotFoundError: the fleet is not up.
+        UsageError: If they select no fleet.
+        NotFoundError: If the selected fleet does not run.
     """
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -88,10 +89,12 @@ def _address_on_ray(name: str, address: str) -> str:
 
 
 def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s: float) -> "subprocess.Popen[bytes]":
-    """Run `snapline …` in a new session; write its process id and the time limit of its last snapshot into the fleet's folder.
+    """Start a `snapline` command as a background process in a new session.
+
+    The fleet's folder records the process id and the time limit of the last snapshot.
 
     Raises:
-        UsageError: a launcher already runs for this folder.
+        UsageError: If a launcher for this folder already runs.
     """
     import msgspec
 
@@ -122,7 +125,10 @@ def _read_record(folder: Path) -> dict[str, int]:
 
 
 def background_pid(folder: Path) -> int | None:
-    """Return the process id of this folder's launcher, if it still runs. A copy of the folder has the original's record, which is ignored."""
+    """Return the process id of this folder's launcher, or None if it does not run.
+
+    If the folder is a copy, it contains the record of the original folder's launcher, which is ignored.
+    """
     record = _read_record(folder)
     started = _start_time_of(record.get("pid", 0))
     if not started or started != record.get("started") or record.get("folder", 0) not in (0, folder.stat().st_ino):
@@ -131,11 +137,11 @@ def background_pid(folder: Path) -> int | None:
 
 
 def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
-    """End the launcher, and with it the fleet; the fleet's files stay. Return the launcher's log lines about the last snapshot.
+    """End the background launcher and its fleet, but keep the fleet's files. Return the launcher's log lines about the last snapshot.
 
     Raises:
-        NotFoundError: no launcher runs.
-        ExternalFailureError: the launcher does not end.
+        NotFoundError: If no launcher runs for this folder.
+        ExternalFailureError: If the launcher does not end in time.
     """
     pid = background_pid(folder)
     if pid is None:
@@ -162,11 +168,11 @@ async def until_up(
     timeout_s: float,
     connect: "Callable[[str], CoordinatorClient]",
 ) -> str:
-    """Wait until all hosts take part, or the fleet has ended normally; return the coordinator's address.
+    """Wait until all hosts have joined or the fleet has ended normally. Return the coordinator's address.
 
     Raises:
-        ExternalFailureError: the background launcher has failed; the message has its last log line.
-        UnknownOutcomeError: the time limit has passed; the fleet keeps starting.
+        ExternalFailureError: If the background launcher has failed. The message contains the launcher's last log line.
+        UnknownOutcomeError: If the time limit has passed. The fleet continues to start.
     """
     from snapline.deploy.data_directory import read_address
 
@@ -198,7 +204,7 @@ def _last_words(folder: Path) -> str:
 
 
 def _start_time_of(pid: int) -> int:
-    """Return the start time of a process in kernel ticks; 0 if it does not run. A reused id has another start time."""
+    """Return the start time of a process in kernel ticks, or 0 if it does not run. If the process id is reused, the start time differs."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

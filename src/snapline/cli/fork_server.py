@@ -1,10 +1,12 @@
-"""The process from which a launcher's children are forked (`deploy/child.py`). It has imported everything and has one thread.
+"""Run the fork server, from which a launcher's children are forked (`deploy/child.py`).
+
+The fork server has already imported everything, and has a single thread.
 
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
-DESCRIPTOR is its end of the socket pair. LAUNCHER is the pid of the process that it dies with. ROOM consists of blanks, which a child
-overwrites with its command line for `ps` and similar tools. In a child, `serve` returns the arguments, and the child runs them like
-`python -m snapline WORDS`.
+DESCRIPTOR is the fork server's end of the socket pair. LAUNCHER is the process id of the launcher, with which the fork server dies. ROOM
+consists of blanks, which a child overwrites with its command line for `ps` and similar tools. In a child, `serve` returns the command's
+arguments, and the child runs them like `python -m snapline WORDS`.
 """
 
 import contextlib
@@ -42,16 +44,17 @@ IMPORTED = (
     "snapline.agent_runtime.host.process",
     "snapline.coordinator.service.server",
 )
-"""Modules that hosts and coordinators of any fleet import, and the module with the version."""
+"""Modules that the hosts and coordinators of any fleet import, and the module that defines the version."""
 
 FORKED_GROUPS = ("coordinator", "host")
 
 ARGUMENTS_AT = (48, 49)
-"""Fields of /proc/PID/stat with the start and end address of the command line: see proc(5), counted from 1."""
+"""Numbers of the fields in /proc/PID/stat that contain the start and end address of the command line. Fields are counted from 1, as in
+proc(5)."""
 
 
 def main() -> None:
-    """Import everything and serve; in a child, run the command."""
+    """Import everything and serve the launcher's requests. In a child, run the requested command."""
     tie_to(int(sys.argv[2]))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     collect_rarely()
@@ -66,7 +69,7 @@ def main() -> None:
     freeze_imported()
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:
-        os._exit(0)  # nothing is open, and the launcher waits for the exit
+        os._exit(0)  # nothing is open, and the launcher waits for this exit
     from snapline.__main__ import main as run
 
     sys.argv = [sys.argv[0], *words]
@@ -74,7 +77,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> list[str] | None:
-    """Fork on request until the launcher exits, then return None. In a child, return its arguments."""
+    """Fork children on request until the launcher exits, then return None. In a forked child, return the child's arguments."""
     server_pid = os.getpid()
     connection.setblocking(True)
     files = stamps()
@@ -112,7 +115,7 @@ def serve(connection: socket.socket) -> list[str] | None:
 
 
 def tell(connection: socket.socket, word: ServerMessage) -> None:
-    """Send a message; exit if the launcher is gone."""
+    """Send a message to the launcher. Exit if the launcher is gone."""
     try:
         connection.send(msgspec.msgpack.encode(word))
     except OSError:
@@ -120,20 +123,23 @@ def tell(connection: socket.socket, word: ServerMessage) -> None:
 
 
 def ended(pid: int) -> Ended:
-    """Return a child's exit status without reaping it, so that its id is not reused before the launcher knows."""
+    """Return a child's exit status without reaping the child.
+
+    Until the child is reaped, its process id is not reused. So the launcher learns of the exit first.
+    """
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
     return Ended(pid, status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
 
 
 def stamps() -> dict[str, int]:
-    """Return the write times of imported files, in ns."""
+    """Return the modification times of the imported files in nanoseconds."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file: os.stat(file).st_mtime_ns for file in files if file and os.path.isfile(file)}
 
 
 def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
-    """Return why a forked child would differ from a new `python -m snapline`; "" if it would not."""
+    """Return the reason why a forked child would differ from a new `python -m snapline`, or "" if it would not differ."""
     if wanted.folder != os.getcwd():
         return f"the folder is {wanted.folder}"
     for file, stamp in files.items():
@@ -146,14 +152,14 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 
 
 def become_child(wanted: StartFork, log: int, server: int) -> None:
-    """Prepare the forked child: do the work of `parent_watch.py` and of a Python start."""
+    """Prepare a forked child by doing what `parent_watch.py` and a start of Python would do."""
     os.setsid()
     tie_to(server)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):  # only open ones: the limit may be a billion
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # only open descriptors: the limit may be a billion
         if descriptor > 2:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            with contextlib.suppress(OSError):  # this is the descriptor of the listing itself
                 os.close(descriptor)
     for name, value in {**os.environ, **wanted.changes}.items():
         if value is None:
@@ -166,7 +172,7 @@ def become_child(wanted: StartFork, log: int, server: int) -> None:
 
 
 def name_process(words: list[str]) -> None:
-    """Write the command line that other processes see. The kernel shows it as long as the last byte is NUL."""
+    """Overwrite the command line that other processes see. The kernel shows it as long as its last byte is NUL."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = (int(fields[at - 3]) for at in ARGUMENTS_AT)

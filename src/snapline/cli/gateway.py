@@ -1,4 +1,4 @@
-"""`snapline gateway run`: a fleet behind HTTP."""
+"""`snapline gateway run`: make a fleet available over HTTP."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`snapline health`: whether one process is alive or ready. Container runtimes call it every few seconds."""
+"""`snapline health`: check whether one process is alive or ready. Container runtimes call this command every few seconds."""
 
 import asyncio
 from enum import StrEnum
@@ -11,11 +11,11 @@ from snapline.cli.output import document
 from snapline.errors import ExternalFailureError, UsageError
 
 TIMEOUT_S = 5.0
-"""Time limit of the call, which stays on one machine; container runtimes have their own limit."""
+"""Time limit in seconds for the call, which does not leave the machine. Container runtimes have their own limit."""
 
 
 class HealthQuestion(StrEnum):
-    """Values of `--is`; names of `telemetry/health.py`."""
+    """Values of `--is`, which are the names that `telemetry/health.py` uses."""
 
     ALIVE = "alive"
     READY = "ready"

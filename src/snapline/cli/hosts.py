@@ -1,6 +1,6 @@
-"""`snapline host …`, `scale` and `restart`: queries and commands for single hosts, and for all hosts of a running fleet.
+"""`snapline host …`, `scale` and `restart`: query and control single hosts, or all hosts of a running fleet.
 
-Commands with several steps move agents or restart processes, and poll the fleet's status until each step has its result.
+Some commands move agents or restart processes in several steps. These commands poll the fleet's status until each step has taken effect.
 `host run` is in `processes.py`.
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.2
-"""Interval between two polls of the fleet's status."""
+"""Interval in seconds between two polls of the fleet's status."""
 
 SPREAD_AGAIN_S = 5.0
-"""Time after which the request is repeated, because requests to a leader that has died are lost."""
+"""Time in seconds after which the request to spread agents is resent, because a request to a leader that dies is lost."""
 
 Note = Callable[[str], None]
 
@@ -39,11 +39,13 @@ Note = Callable[[str], None]
 async def until(
     client: "CoordinatorClient", what: str, is_done: "Callable[[FleetStatus], bool]", deadline_s: float
 ) -> "FleetStatus":
-    """Poll the fleet until `is_done`. `what`: the awaited condition, for messages; `deadline_s`: on the monotonic clock.
+    """Poll the fleet until `is_done` accepts its status, and return this status.
+
+    `what` names the awaited condition in messages. `deadline_s` is a time on the monotonic clock.
 
     Raises:
-        ExternalFailureError: the fleet has ended.
-        UnknownOutcomeError: the condition does not hold in time.
+        ExternalFailureError: If the fleet has ended.
+        UnknownOutcomeError: If the condition does not hold before the deadline.
     """
     while True:
         status = await _look(client)
@@ -58,7 +60,7 @@ async def until(
 
 
 def _describe_state(status: "FleetStatus | None") -> str:
-    """Return likely reasons."""
+    """Describe the fleet's state, which is the likely reason for a delay."""
     if status is None:
         return "no coordinator answers"
     concerns = [concern.text for concern in status.concerns if concern.kind != "drained"]
@@ -69,21 +71,21 @@ async def _look(client: "CoordinatorClient") -> "FleetStatus | None":
     try:
         return await client.status()
     except SnaplineError:
-        return None  # after a leader's death another one follows
+        return None  # after a leader dies, another replica becomes the leader
 
 
 def host_of(status: "FleetStatus", name: str) -> "HostStatus | None":
-    """Return a host's status."""
+    """Return a host's status, or None if the fleet has no such host."""
     return next((host for host in status.hosts if host.host == name), None)
 
 
 async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadline_s: float, note: Note) -> None:
-    """Drain these hosts, and wait until they are empty.
+    """Drain these hosts, and wait until they have no agents.
 
     Raises:
-        NotFoundError: there is no such host.
-        UsageError: there is no other host.
-        SnaplineError: like `until`.
+        NotFoundError: If one of the hosts does not exist.
+        UsageError: If there is no other host to which the agents could move.
+        SnaplineError: In the same cases as `until`.
     """
     await client.move_agents(names)
     note(f"agents leave {', '.join(names)}")
@@ -91,12 +93,12 @@ async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadl
 
 
 def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
-    """Return whether the fleet runs with these hosts empty."""
+    """Return whether the fleet runs and these hosts have no agents."""
     return status.phase == "running" and not any(host.agents for host in status.hosts if host.host in names)
 
 
 async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
-    """Spread agents evenly over all hosts, as far as placement allows, and wait for it. Raises like `until`."""
+    """Spread agents evenly over all hosts as far as placement allows, and wait until this is done. Raises the same errors as `until`."""
     note("agents are spread evenly")
     while True:
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
@@ -112,12 +114,12 @@ async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: No
 
 
 def is_planned(status: "FleetStatus", plan: int) -> bool:
-    """Return whether a later plan was applied."""
+    """Return whether the fleet runs under a later plan than `plan`."""
     return status.phase == "running" and status.plan > plan
 
 
 async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:
-    """Restart a host's process; its agents leave it first, and may return later. Raises like `until` and `drain_hosts`."""
+    """Drain a host, restart its process, and allow agents to return. Raises the same errors as `until` and `drain_hosts`."""
     before = await client.status()
     host_before = host_of(before, name)
     old_generation = host_before.host_start if host_before is not None else 0
@@ -136,11 +138,13 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
 async def renew_replica(
     client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
 ) -> None:
-    """Restart a coordinator's process; a leader first transfers leadership. `client`: for all replicas; `replica`: for this one.
+    """Restart a coordinator's process. If it is the leader, first transfer the leadership.
+
+    `client` is a client of all replicas, and `replica` is a client of this replica only.
 
     Raises:
-        SnaplineError: the replica cannot be reached.
-        UnknownOutcomeError: the replica is not back in time.
+        SnaplineError: If the replica cannot be reached.
+        UnknownOutcomeError: If the replica is not back before the deadline.
     """
     before = await replica.read_replica("status")
     if before["connected"] and _leader_of(before) == name:
@@ -165,7 +169,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
 
 MOVE_S = 60.0
-"""Time limit for agents to move, which takes an epoch and a plan."""
+"""Default time limit in seconds for agents to move. A move takes one epoch and one plan."""
 
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
@@ -235,7 +239,7 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     """
     name = check_id(host, "host")
     starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
-    start = int(str(starts[0])) if starts else 0  # the host generation: a repeated call must not end a later one
+    start = int(str(starts[0])) if starts else 0  # names the process, so that a resent request ends no later one
     connection.ask(lambda client: client.end_host(name, connection.timeout, host_start=start))
     display.printer().result(
         document("HostEnded", host=name), lambda shown, tables: tables.line(f"host {shown['host']} is ended")
@@ -281,7 +285,7 @@ def forget(
 
 
 def _host_list(connection: Connection) -> Document:
-    """Return the hosts, and the concerns about them."""
+    """Return the document of the hosts and the concerns about them."""
     from snapline.messages.answers import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
@@ -290,7 +294,7 @@ def _host_list(connection: Connection) -> Document:
 
 
 def _move(connection: Connection, display: Display, work: "_Work") -> None:
-    """Run the work, then show the hosts with their agents."""
+    """Run `work`, then show the hosts with their agents."""
     progress = FleetProgress(display.printer())
     connection.ask(work(progress.note))
     display.printer().result(_host_list(connection), _show_hosts)
@@ -324,7 +328,7 @@ def _print_end(file: Path, lines: int) -> None:
 
 
 SCALE_S = 180.0
-"""Default time limit for processes to start and agents to move."""
+"""Default time limit in seconds for processes to start and agents to move."""
 
 WithinAll = Annotated[
     float, typer.Option("--within", min=1, metavar="SECONDS", help="Time limit of the whole command.")
@@ -420,7 +424,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 
 
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
-    """Restart the replicas, followers first, so that leadership moves only once."""
+    """Restart all replicas, followers first, so that the leadership moves only once."""
 
     from snapline.messages.coordinator_client import CoordinatorClient
 

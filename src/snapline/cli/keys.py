@@ -1,4 +1,4 @@
-"""`snapline keys …`: make key files, and rotate and show the keys that a store is encrypted with (docs/protection.md).
+"""`snapline keys …`: create key files, and rotate and show the keys with which a store is encrypted (docs/protection.md).
 
 No command prints a secret.
 """
@@ -119,7 +119,7 @@ def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
 
 
 def _open_disk(location: str) -> "Disk":
-    """Open only the disk: opening the store would need the keys in question."""
+    """Open only the store's disk, because opening the store would require the keys that are to be changed."""
     from snapline.storage.disk import layout
     from snapline.storage.disk.object_disk import open_disk
 

@@ -1,14 +1,15 @@
-"""`snapline logs`: output of all processes of a fleet, by time.
+"""`snapline logs`: show the output of all processes of a fleet, ordered by time.
 
-An entry begins with a line that has a time: text in our log format, or a JSON object with a `time`. Lines without a time, such as those of a
-traceback, belong to the entry before them.
+An entry begins with a line that contains a time. The line is either text in snapline's log format or a JSON object with a `time`. Lines
+without a time, such as the lines of a traceback, belong to the preceding entry.
 
-The order of a process's lines is more reliable than its clock: clocks can be set back, and threads read them before they write. So an entry's
-*order* is the latest time seen so far in its process. As the order never decreases, merging needs only one entry of each process in memory, and
-gives the same result as a stable sort. The limit: after a clock is set back by an hour, all entries of that hour get the earlier time.
+The order of a process's lines is more reliable than their times, because clocks can be set back and threads read the clock before they
+write. So an entry's *order* is the latest time seen so far in its process's log. Because the order never decreases, merging keeps only one
+entry of each process in memory, and gives the same result as a stable sort. After a clock is set back by an hour, all entries of the
+following hour therefore share one order.
 
-Reading lines and merging entries is pure. `ProcessLog` opens the files of one process and reads them from the oldest to the newest, also while
-they grow.
+The functions that parse lines and merge entries do no I/O. `ProcessLog` opens one process's files and reads them from the oldest to the
+newest, even while they grow.
 """
 
 import heapq
@@ -37,10 +38,11 @@ from snapline.security.printable import printable
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 FINAL_ERROR_PREFIXES = ("snapline: ", "Fatal Python error: ")
-"""Prefixes of a process's final error lines, which have no time. They are separate entries of level ERROR, so that filters show them."""
+"""Prefixes of the error line that a process writes before it exits. Such lines have no time, but count as separate entries of level ERROR,
+so that filters show them."""
 
 ENTRY_CHARACTERS_MAX = 1 << 20
-"""Largest size of an entry, so that endless output without times can be read in bounded memory."""
+"""Largest size of an entry in characters. This size limits the memory that endless output without times requires."""
 
 _NS_PER = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,14 +58,14 @@ class LogEntry:
     """One log entry of a process.
 
     Attributes:
-        process: name of its log, such as `h1` or `coordinator`.
-        order_ns: sort key; never less than that of the previous entry of its process.
-        at_ns: time in the entry; None if it has none.
-        level: one of LEVELS; "" if it has none.
-        logger: name of its logger; "" if it has none.
-        message: the rest of its first line, and its further lines.
-        fields: other fields of a JSON line.
-        text: all its lines as in the log.
+        process: name of the process, such as `h1` or `coordinator`.
+        order_ns: sort key, which never decreases from one entry of a process to the next.
+        at_ns: time in the entry, or None if the entry contains no time.
+        level: one of LEVELS, or "" if the entry has no level.
+        logger: name of the entry's logger, or "" if it names none.
+        message: the rest of the entry's first line, and all following lines.
+        fields: other fields of the entry if it is a JSON line.
+        text: all lines of the entry, unchanged.
     """
 
     process: str
@@ -78,7 +80,7 @@ class LogEntry:
 
 @dataclass(slots=True)
 class _FirstLine:
-    """The first line of an entry."""
+    """The parsed first line of an entry."""
 
     at_ns: int | None = None
     level: str = ""
@@ -88,10 +90,10 @@ class _FirstLine:
 
 
 class EntryReader:
-    """Parses one process's lines into entries. An entry is complete when the next one begins, or when `end` is called."""
+    """Parses one process's lines into entries. An entry is complete when the next entry begins, or when `end` is called."""
 
     def __init__(self, process: str, order_ns: int) -> None:
-        """Create the reader; `order_ns`: order of the lines before the first time."""
+        """Create the reader. `order_ns` is the order of the lines that precede the first line with a time."""
         self._process = process
         self._order_ns = order_ns
         self._first: _FirstLine | None = None
@@ -100,7 +102,7 @@ class EntryReader:
         self._level = ""
 
     def feed(self, line: str) -> LogEntry | None:
-        """Add the next line; return the previous entry if this line begins a new one."""
+        """Add the next line. If the line begins a new entry, return the previous entry, otherwise None."""
         begun = parse_first_line(line)
         is_full = self._characters + len(line) > ENTRY_CHARACTERS_MAX
         if begun is None and not is_full and self._first is not None:
@@ -108,7 +110,7 @@ class EntryReader:
             self._characters += len(line) + 1
             return None
         ended = self.end()
-        # The rest of a split entry keeps its level.
+        # The rest of a split entry keeps the entry's level.
         self._first = begun or _FirstLine(level=self._level, message=line)
         self._level = self._first.level
         self._order_ns = max(self._order_ns, self._first.at_ns or 0)
@@ -116,7 +118,7 @@ class EntryReader:
         return ended
 
     def end(self) -> LogEntry | None:
-        """Complete and return the current entry. A later line without a time begins a new entry."""
+        """Complete and return the current entry, or return None if there is none. A later line without a time begins a new entry."""
         first, self._first, self._characters = self._first, None, 0
         if first is None:
             return None
@@ -133,17 +135,17 @@ class EntryReader:
 
 
 def merge(streams: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
-    """Merge the streams of several processes by order. For equal times, the earlier stream comes first."""
+    """Merge the entries of several processes by their order. Of entries with equal orders, those of the earlier stream come first."""
     return heapq.merge(*streams, key=lambda entry: entry.order_ns)
 
 
 def has_level(entry: LogEntry, level: str) -> bool:
-    """Return whether the entry has at least this level; True if it has no level."""
+    """Return whether the entry has at least this level or has no level."""
     return not entry.level or LEVELS.index(entry.level) >= LEVELS.index(level)
 
 
 def parse_first_line(line: str) -> _FirstLine | None:
-    """Parse the first line of an entry; None if the line belongs to the previous entry."""
+    """Parse a line as the first line of an entry. Return None if the line belongs to the previous entry."""
     if line.startswith("{"):
         return _parse_json_line(line)
     if line.startswith(FINAL_ERROR_PREFIXES):
@@ -158,16 +160,16 @@ def parse_first_line(line: str) -> _FirstLine | None:
 
 
 def first_time(lines: Iterable[str]) -> int | None:
-    """Return the first time in the lines; None if there is none."""
+    """Return the first time in the lines, or None if they contain no time."""
     beginnings = (parse_first_line(line) for line in lines)
     return next((begun.at_ns for begun in beginnings if begun is not None and begun.at_ns is not None), None)
 
 
 def parse_since(text: str, now_ns: int) -> int:
-    """Convert `10m`, `-2h` or an RFC 3339 time to nanoseconds. A time without a zone is local time.
+    """Convert a duration such as `10m` or `-2h`, or an RFC 3339 time, to nanoseconds since 1970. A time without a zone is local time.
 
     Raises:
-        UsageError: the text is neither.
+        UsageError: If the text is neither a duration nor a time.
     """
     ago, instant = _AGO.fullmatch(text), _INSTANT.fullmatch(text)
     at_ns = None
@@ -181,10 +183,10 @@ def parse_since(text: str, now_ns: int) -> int:
 
 
 def parse_level(text: str) -> str:
-    """Return one of LEVELS, from any case.
+    """Return the level in LEVELS that `text` names. Case is ignored.
 
     Raises:
-        UsageError: the text is no level.
+        UsageError: If the text names no level.
     """
     if text.upper() not in LEVELS:
         raise UsageError(f"{text!r} is no level: choose of {', '.join(LEVELS).lower()}")
@@ -192,7 +194,7 @@ def parse_level(text: str) -> str:
 
 
 def format_instant(at_ns: int) -> str:
-    """Format a time by RFC 3339 in UTC, with microseconds."""
+    """Format a time in UTC in RFC 3339 format, with microseconds."""
     return (_EPOCH + timedelta(microseconds=at_ns // 1000)).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -200,7 +202,7 @@ def _parse_json_line(line: str) -> _FirstLine | None:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        return None  # an incomplete line, or no JSON
+        return None  # the line is incomplete, or is not JSON
     if not isinstance(fields, dict) or not isinstance(fields.get("time"), str):
         return None
     match = _INSTANT.fullmatch(fields.pop("time"))
@@ -220,7 +222,10 @@ def _nanoseconds(second: str, fraction: str | None, zone: str | None) -> int | N
 
 @lru_cache(maxsize=1024)
 def _second(second: str, zone: str) -> int | None:
-    """Parse a time in whole seconds, cached because many lines share a second; None for an invalid time such as the 31st of February."""
+    """Parse a time in whole seconds. Return None for an invalid time such as the 31st of February.
+
+    Results are cached, because many lines share a second.
+    """
     try:
         moment = datetime.fromisoformat(second + zone)
         return (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND * 1000
@@ -229,20 +234,21 @@ def _second(second: str, zone: str) -> int | None:
 
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line is read in pieces, so that an endless line fits into memory. A piece may then be taken for a new entry."""
+"""Largest length of a line in bytes. A longer line is read in pieces, so that an endless line fits into memory. A piece may then be
+mistaken for a new entry."""
 
 FIRST_BYTES = 1 << 16
-"""Number of bytes searched for the first time of a log. If there is none, the file's modification time is used."""
+"""Number of bytes that are searched for the first time in a log. If they contain no time, the file's modification time is used."""
 
 _NAME = re.compile(r"(.+)\.log(?:\.(\d{1,9}))?", re.ASCII)
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
 
 
 class ProcessLog:
-    """The files of one process, read from the beginning; later reads continue from the last position."""
+    """The log files of one process, which are read from the beginning. Later reads continue from the last position."""
 
     def __init__(self, process: str, files: list[Path]) -> None:
-        """Create the log; `files`: oldest first. The process writes to the last one, which is rotated when it is large."""
+        """Create the log. `files` are ordered from old to new. The process writes to the last file, which is rotated when it is large."""
         self.process = process
         self._live = files[-1]
         self._waiting = list(files)
@@ -253,8 +259,8 @@ class ProcessLog:
     def entries(self, *, is_final: bool) -> Iterator[LogEntry]:
         """Yield the new entries.
 
-        An incomplete line or entry waits for the next call, unless this call is the last one. An entry is also complete if no
-        line has come since the previous call.
+        An incomplete line or entry is kept for the next call, unless `is_final` is set. An entry is also complete if no line has been added
+        since the previous call.
         """
         has_come = False
         for line in self._lines(is_final=is_final):
@@ -282,7 +288,7 @@ class ProcessLog:
     def _lines(self, *, is_final: bool) -> Iterator[str]:
         yield from self._pieces()
         while self._has_next():
-            yield from self._pieces()  # lines written before the file was rotated
+            yield from self._pieces()  # read the lines that were written before the file was rotated
             if self._partial_line:
                 yield self._take()
             self._open_next()
@@ -301,13 +307,13 @@ class ProcessLog:
         return line.decode(errors="replace").rstrip("\r\n")
 
     def _has_next(self) -> bool:
-        """Return whether another file follows, or this one was truncated."""
+        """Return whether another file follows, or the current file was truncated."""
         if self._waiting:
             return True
         try:
             status = self._live.stat()
         except FileNotFoundError:
-            return False  # just being rotated: a later call finds the new file
+            return False  # the file is currently being rotated: a later call finds the new file
         if self._opened is None:
             return True
         return not os.path.samestat(os.fstat(self._opened.fileno()), status) or status.st_size < self._opened.tell()
@@ -325,7 +331,7 @@ class ProcessLog:
 
 
 def find_logs(folder: Path) -> dict[str, ProcessLog]:
-    """Return the logs in a folder by process, h2 before h10; empty if there are none or the folder is missing."""
+    """Return the logs in a folder by process. h2 comes before h10. Return an empty dict if there are no logs or the folder is missing."""
     paths: dict[str, list[tuple[int, Path]]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         name = _NAME.fullmatch(path.name)
@@ -346,12 +352,12 @@ def _order_of_first(opened: BinaryIO) -> int:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a sort key that compares numbers in names by value."""
+    """Return a sort key by which numbers in names are compared by value, so that h2 comes before h10."""
     return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]
 
 
 LOOK_S = 0.25
-"""Interval between two reads with `--follow`."""
+"""Interval in seconds between two reads of the logs with `--follow`."""
 
 
 LinesOption = Annotated[
@@ -435,7 +441,7 @@ def logs(
 
 
 class _LogReader:
-    """The requested logs; each call of `look` returns the new entries."""
+    """Reads the requested logs. Each call of `look` returns the new entries."""
 
     def __init__(self, folder: Path, processes: tuple[str, ...]) -> None:
         self._folder = folder
@@ -448,7 +454,10 @@ class _LogReader:
                 raise NotFoundError(f"no log of {process!r} in {folder}: there are logs of {', '.join(self.logs)}")
 
     def look(self, *, is_last: bool) -> Iterator[LogEntry]:
-        """Return the new entries sorted by time. Entries of a later call may be older than those of an earlier one."""
+        """Return the new entries sorted by time.
+
+        Entries that a later call returns may be older than entries that an earlier call returned.
+        """
         for process, log in find_logs(self._folder).items():
             self.logs.setdefault(process, log)
         return merge(log.entries(is_final=is_last) for log in self._selected())
@@ -483,7 +492,7 @@ def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Pat
 
 
 def _readable(entry: LogEntry) -> str:
-    """Format the entry of a JSON line in our text format."""
+    """Format an entry that was read from a JSON line in snapline's text format."""
     assert entry.at_ns is not None
     first, *others = entry.message.split("\n")
     fields = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in entry.fields.items())

@@ -1,7 +1,7 @@
-"""The command line: `snapline NOUN VERB`, and the table of its commands and groups; see docs/cli.md.
+"""Define the command line `snapline NOUN VERB` and the table of its commands and groups (docs/cli.md).
 
-A process imports only the module of its own command, and a command imports heavy libraries (gRPC, NumPy, the store) inside its functions. So
-`snapline --help` and every command start quickly.
+A process imports only the module of the command that it runs. A command imports heavy libraries (gRPC, NumPy, the store) inside its
+functions. So `snapline --help` and every command start quickly.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typer.core import TyperGroup
 
 
 class CommandGroup(NamedTuple):
-    """A top-level command or group.
+    """A top-level command or a command group.
 
-    `module`: its module in `snapline.cli`. `says`: its text in the list of commands; for a single command, the start of its docstring.
-    `app`: the typer app of a group in its module.
+    `module` is its module in `snapline.cli`. `says` is its text in the list of commands, which for a single command is the start of the
+    docstring. `app` is the name of a group's typer app in its module.
     """
 
     module: str
@@ -53,7 +53,7 @@ COMMANDS = {
     "health": CommandGroup("health", "Check whether a host or coordinator process is alive or ready."),
     "version": CommandGroup("doctor", "Print the version, and whether the cores are compiled."),
 }
-"""Top-level commands; each is a function of that name in its module."""
+"""Top-level commands. Each is a function with the command's name in its module."""
 
 GROUPS = {
     "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, export, keep and prune snapshots."),
@@ -74,13 +74,13 @@ GROUPS = {
         "chaos", "Inject the simulator's faults into real processes, and check the fleet's guarantees."
     ),
 }
-"""Command groups; `app` of a group's module has its commands."""
+"""Command groups. The typer app in a group's module contains the group's commands."""
 
 
 def app_of(first: str) -> typer.Typer:
-    """Return the typer app of one group or of one top-level command alone."""
+    """Return the typer app of one group, or an app that contains one top-level command."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-    app.callback()(_nothing)  # without a callback, typer would drop the name of a single command
+    app.callback()(_nothing)  # without a callback, typer would omit the name of a single command
     group = GROUPS.get(first) or COMMANDS[first]
     module = import_module(f"snapline.cli.{group.module}")
     if first in GROUPS:
@@ -92,16 +92,16 @@ def app_of(first: str) -> typer.Typer:
 
 @functools.cache
 def command_of(first: str) -> Any:
-    """Build the Click command of a group or command. It takes tens of milliseconds, so the fork server does it before it forks."""
+    """Build the Click command of a group or command. This takes tens of milliseconds, so the fork server does it before it forks."""
     return typer.main.get_command(app_of(first))
 
 
 def _nothing() -> None:
-    """Options that stand before the first word are for `main.py`."""
+    """Do nothing. `main.py` handles options that precede the first word."""
 
 
 class AllCommands(Mapping[str, Any]):
-    """Click commands by name; each is imported when it is looked up."""
+    """The Click commands by name. Each command is imported when it is looked up."""
 
     def __getitem__(self, first: str) -> Any:
         if first not in COMMANDS and first not in GROUPS:
@@ -116,14 +116,14 @@ class AllCommands(Mapping[str, Any]):
 
 
 class RootGroup(TyperGroup):
-    """Root command with all top-level commands and groups."""
+    """The root command, which contains all top-level commands and groups."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = AllCommands()  # type: ignore[assignment]  # it is only read
+        self.commands = AllCommands()  # type: ignore[assignment]  # Click only reads this mapping
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from the tables above, without importing them."""
+        """Write the list of commands from the tables above, without importing the commands."""
         texts = {name: word.says for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
             formatter.write_dl(list(texts.items()))

@@ -1,8 +1,8 @@
-"""Results on stdout, everything else on stderr; tables for people, JSON for programs.
+"""Print results on stdout and everything else on stderr. Results are tables for people or JSON for programs.
 
-A command builds one *document*, a dict of plain values with `apiVersion` and `kind`, and a function that shows it as tables.
-JSON and tables come from the same document, so both have the same content. Documents of the coordinator may come from another
-release, so tables omit missing fields.
+A command builds one *document*, which is a dict of plain values with `apiVersion` and `kind`, and provides a function that shows the
+document as tables. JSON and tables are made from the same document, so both have the same content. A coordinator's document may come from
+another release, so tables omit missing fields.
 """
 
 import json
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 API_VERSION = "snapline/v1"
-"""Version of all JSON documents. It changes when a field changes its name or meaning."""
+"""Version of all JSON documents. The version changes when the name or meaning of a field changes."""
 
 Document = Mapping[str, object]
 
 PIPE_WIDTH = 500
-"""Width of tables outside a terminal, so that nothing is cut off or wrapped."""
+"""Width in characters of tables that are not printed to a terminal. The width is large, so that nothing is cut off or wrapped."""
 
 PREVIEW_CHARACTERS_MAX = 300
-"""Largest size of a state or message in a table; JSON has all of it."""
+"""Largest number of characters of a state or message in a table. JSON contains all of it."""
 
 
 class OutputFormat(StrEnum):
@@ -38,27 +38,27 @@ class OutputFormat(StrEnum):
 
 
 def document(kind: str, **fields: object) -> dict[str, object]:
-    """Build a document."""
+    """Build a document of this kind with these fields."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
 class DocumentTables:
-    """The tables and lines of one document."""
+    """Prints the tables and lines of one document."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
 
     def line(self, text: str = "") -> None:
-        """Print one line of text as it is."""
+        """Print one line of text unchanged."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def fields(self, rows: Iterable[tuple[str, object]]) -> None:
-        """Print names and values; omit fields whose value is None or ""."""
+        """Print the names and values of fields. Omit fields whose value is None or ""."""
         shown = [(name, text(value)) for name, value in rows if value is not None and value != ""]
         self.table(("", ""), shown, has_header=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, has_header: bool = True) -> None:
-        """Print a table without borders; columns of numbers align right."""
+        """Print a table without borders. Columns of numbers are aligned to the right."""
         from rich.table import Table
 
         lines = [list(row) for row in rows]
@@ -75,7 +75,11 @@ class Printer:
     """Prints one command's result and its progress."""
 
     def __init__(self, output: OutputFormat | None = None, *, quiet: bool = False, no_color: bool = False) -> None:
-        """Create the printer. `output=None`: table on a terminal, else JSON. `quiet`: no progress, only warnings and results."""
+        """Create the printer.
+
+        If `output` is None, print tables on a terminal and JSON elsewhere. If `quiet` is set, print no progress, only warnings and
+        results.
+        """
         self.format = output or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.JSON)
         self.is_quiet = quiet
         self._no_color = no_color or bool(os.environ.get("NO_COLOR"))
@@ -101,7 +105,7 @@ class Printer:
 
 
 def readable(value: object) -> object:
-    """Convert any value to JSON types: keys become text, bytes become text or hexadecimal digits."""
+    """Convert any value to JSON types. Keys become text, and bytes become text or hexadecimal digits."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else text(key): readable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -124,12 +128,12 @@ def text(value: object) -> str:
 
 
 def last_line(error: str) -> str:
-    """Return the line of a traceback with the exception."""
+    """Return the last line of a traceback, which describes the exception."""
     return error.rstrip().rpartition("\n")[2]
 
 
 def size(number: object) -> str:
-    """Format a number of bytes, such as `1.4 MiB`."""
+    """Format a number of bytes like `1.4 MiB`."""
     amount = float(number) if isinstance(number, int | float) else 0.0
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024 or unit == "GiB":
@@ -139,18 +143,18 @@ def size(number: object) -> str:
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """Format a count with its noun: `1 agent`, `2 agents`."""
+    """Format a count with its noun, like `1 agent` or `2 agents`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
-    """Return the list of objects under `name`; empty if it is missing."""
+    """Return the list of objects under `name`, or an empty list if the document has no such list."""
     rows = result.get(name)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 
 
 def integer_of(result: Document, name: str) -> int:
-    """Return the integer under `name`; 0 if it is missing."""
+    """Return the integer under `name`, or 0 if the document has no such integer."""
     value = result.get(name)
     return value if isinstance(value, int) else 0
 
@@ -174,7 +178,7 @@ def _bytes_text(value: bytes) -> str:
 
 
 def concern_lines(result: Document) -> list[str]:
-    """Return the fleet's concerns, each in one line, with its start time and remedy."""
+    """Describe each of the fleet's concerns in one line, with its start time and remedy."""
     return [_concern_line(row, time.time()) for row in rows_of(result, "concerns")]
 
 

@@ -1,4 +1,6 @@
-"""`snapline output …` and `snapline effect …`: outputs of agents and the positions of their consumers; external effects and their outcomes."""
+"""`snapline output …` and `snapline effect …`: show agents' outputs and their consumers' positions, and show and settle external
+effects.
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 
 ACKNOWLEDGE_S = 1.0
-"""Interval between acknowledgements while outputs come. After a crash, outputs printed since the last one may be printed again."""
+"""Interval in seconds between two acknowledgements while outputs arrive. After a crash, outputs that were printed since the last
+acknowledgement may be printed again."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named consumers of outputs.")
@@ -32,7 +35,7 @@ app.add_typer(consumers, name="consumers")
 
 @dataclass(frozen=True)
 class OutputSource(Connection):
-    """A running fleet, or a store at rest."""
+    """Options that name either a running fleet or a store without a running fleet."""
 
     store: Annotated[
         str | None,
@@ -124,7 +127,7 @@ async def _tail(client: "Client", lines: "_Lines", topic: str, after: str, consu
 
 @contextlib.asynccontextmanager
 async def _acknowledging(client: "Client", consumer: str, lines: "_Lines", printer: Printer) -> AsyncIterator[None]:
-    """Acknowledge printed outputs, periodically and at the end."""
+    """Acknowledge printed outputs periodically while the block runs, and once more at its end."""
 
     async def keep() -> None:
         while True:
@@ -145,12 +148,12 @@ async def _acknowledging(client: "Client", consumer: str, lines: "_Lines", print
             await asyncio.gather(keeping, return_exceptions=True)
             try:
                 await acknowledge()
-            except CoordinatorUnavailableError as error:  # The fleet has ended.
+            except CoordinatorUnavailableError as error:  # the fleet has ended
                 printer.warning(f"what was printed last is not acknowledged for consumer {consumer}: {error}")
 
 
 class _Lines:
-    """Prints outputs, each on a line."""
+    """Prints each output on one line."""
 
     def __init__(self, display: Display) -> None:
         self.printer = display.printer()
@@ -158,7 +161,7 @@ class _Lines:
         self._cursor = ""
 
     def take_cursor(self) -> str:
-        """Return the cursor of the last output printed since the last call; "": none."""
+        """Return the cursor of the last output that was printed since the previous call, or "" if none was printed."""
         cursor, self._cursor = self._cursor, ""
         return cursor
 
@@ -323,7 +326,10 @@ def _run_for_each_key(
     keys: list[str],
     say: "Callable[[Client, str], Awaitable[None]]",
 ) -> None:
-    """Handle the keys in turn. The error of a single key is raised; with several keys, each error is shown next to its key."""
+    """Call `say` for each key in turn, and show the results.
+
+    If there is only one key, raise its error. Otherwise show each error next to its key.
+    """
 
     async def each(client: "Client") -> list[dict[str, str]]:
         rows: list[dict[str, str]] = []

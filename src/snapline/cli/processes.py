@@ -1,6 +1,6 @@
-"""`snapline coordinator run` and `snapline host run`: the processes a fleet consists of.
+"""`snapline coordinator run` and `snapline host run`: run the processes of which a fleet consists.
 
-`snapline unit` prints units for systemd, for hosts and coordinators that a machine starts when it boots.
+`snapline unit` prints systemd units for hosts and coordinators that start when their machine boots.
 """
 
 import asyncio
@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 
 
 REJOIN_GRACE_S = 3.0
-"""Default of `--rejoin-grace`: a process starts within this time unless the machine is very busy. Launchers that restart hosts use more."""
+"""Default of `--rejoin-grace` in seconds. A process starts within this time unless the machine is very busy. Launchers that restart hosts
+use a longer time."""
 
 KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
-"""Default and smallest number of complete epochs kept for recoveries. With only one, a damaged epoch would leave nothing to recover from."""
+"""Default and smallest number of complete epochs that are kept for recoveries. With only one epoch, damage to this epoch would leave
+nothing from which to recover."""
 
 LISTEN = "127.0.0.1:7400"
 NODE = "c1"
-"""Default id of a replica."""
+"""Default id of a coordinator replica."""
 
 Listen = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen at; port 0: any free one.")
@@ -131,7 +133,7 @@ KeepEpochs = Annotated[
 
 @dataclass(frozen=True)
 class MetricsAt:
-    """Metrics options of a process."""
+    """Options for the metrics that a process serves."""
 
     metrics: Annotated[
         str,
@@ -154,7 +156,7 @@ class MetricsAt:
     ] = None
 
     def place(self) -> "MetricsPlace":
-        """Build the `MetricsPlace`."""
+        """Build the `MetricsPlace` from these options. Raise UsageError if they contradict each other."""
         from snapline.telemetry.metrics_server import MetricsPlace
 
         if self.metrics_file is not None and not self.metrics:
@@ -320,7 +322,7 @@ def host_run(
 
 
 def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
-    """Start logging; every line has these ids, and ids that are bound later."""
+    """Start logging. Every log line carries these ids, and the ids that are bound later."""
     from snapline.telemetry.log_lines import BoundIds, start_logging
 
     bound = BoundIds(**ids)
@@ -333,11 +335,11 @@ def _end(exit_code: int) -> None:
 
 
 HERE = "@SNAPLINE@"
-"""Placeholder in a unit for the command that runs snapline here."""
+"""Placeholder in a unit for the command that runs snapline on this machine."""
 
 
 class UnitKind(StrEnum):
-    """Kinds of units."""
+    """Kinds of systemd units."""
 
     COORDINATOR = "coordinator"
     HOST = "host"

@@ -1,4 +1,6 @@
-"""Progress of a local fleet or of many runs, on stderr: one redrawn line on a terminal, occasional lines elsewhere."""
+"""Show the progress of a local fleet or of many runs on stderr. A terminal gets one line that is redrawn, and other outputs get occasional
+lines.
+"""
 
 import sys
 import time
@@ -13,18 +15,18 @@ if TYPE_CHECKING:
 
 
 DEGRADED = "degraded"
-"""Coordinator's name for the state of a store that accepts no epochs."""
+"""The coordinator's name for the state of a store that accepts no epochs."""
 
 PERIOD_S = 1.0
-"""Shortest time between two lines that only differ in numbers, so that a log stays readable."""
+"""Shortest time in seconds between two lines that differ only in numbers, so that a log stays readable."""
 
 
 CONCERN_NS = 3 * 10**9
-"""Shortest duration of a reported concern: host restarts, and plans of a second or two, are not reported."""
+"""Duration in nanoseconds from which a concern is reported. So restarts of hosts, and plans that take a second or two, are not reported."""
 
 
 class FleetProgress:
-    """Shows a fleet's phase, epochs, turns and hosts."""
+    """Shows a fleet's phase, epochs, turns and hosts on stderr."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -36,10 +38,10 @@ class FleetProgress:
         self._problem = ""
         self._has_dead_letters = False
         self._concerns: dict[tuple[object, ...], str] = {}
-        """Texts of reported concerns that are not over yet."""
+        """Texts of the concerns that were reported and still hold."""
 
     def status(self, status: "FleetStatus") -> None:
-        """Show a status, unless nothing has changed since the last one."""
+        """Show a status, unless nothing relevant has changed since the last line."""
         self._warn(status)
         states = tuple((host.host, host.state) for host in status.hosts)
         important = (status.phase, states)
@@ -56,7 +58,7 @@ class FleetProgress:
             self._printer.progress(text)
 
     def _warn(self, status: "FleetStatus") -> None:
-        """Warn once of problems that could go unnoticed for hours: no checkpoint completes, or messages are dead-lettered."""
+        """Warn once about problems that could go unnoticed for hours, such as a failing store or dead-lettered messages."""
         self._report_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
@@ -69,7 +71,7 @@ class FleetProgress:
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
 
     def _report_concerns(self, status: "FleetStatus") -> None:
-        """Report each concern once when it has lasted for a while, and once when it is over."""
+        """Report each concern once after it has lasted for a while, and once more when it no longer holds."""
         lasting = [concern for concern in status.concerns if concern.since_ns >= CONCERN_NS]
         current = {(concern.kind, concern.hosts, concern.agents): concern for concern in lasting}
         for key in [key for key in self._concerns if key not in current]:
@@ -80,48 +82,48 @@ class FleetProgress:
                 self.warn(f"{concern.text}. To do: {concern.remedy}")
 
     def warn(self, text: str) -> None:
-        """Print a permanent line, even with progress off."""
+        """Print a line that stays visible, even if progress is turned off."""
         self.end()
         self._printer.warning(text)
 
     def note(self, text: str) -> None:
-        """Print a permanent line."""
+        """Print a line that stays visible, unless progress is turned off."""
         self.end()
         self._printer.progress(text)
 
     def end(self) -> None:
-        """End the line that is being redrawn."""
+        """Finish the line that is being redrawn."""
         if self._has_line:
             sys.stderr.write("\n")
             self._has_line = False
 
 
 def describe(status: "FleetStatus") -> str:
-    """Return a text such as `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
+    """Describe a status, for example as `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
     turns = sum(host.turns for host in status.hosts)
     hosts = [f"{host.host} {host.state}" for host in status.hosts]
     epoch = f"epoch {status.last_complete_epoch} complete" if status.last_complete_epoch else "no epoch complete yet"
-    work = [count(turns, "turn")] if turns else []  # hosts that have left no longer report turns
+    work = [count(turns, "turn")] if turns else []  # after hosts have left, they no longer report turns
     dead_letter_count = sum(host.dead_letters for host in status.hosts)
     dead_letters = [count(dead_letter_count, "dead letter")] if dead_letter_count else []
     return ", ".join([status.phase, epoch, *work, *dead_letters, *(hosts or ["no hosts yet"])])
 
 
 REDRAW_S, LINE_S = 0.1, 5.0
-"""Shortest time between two redraws on a terminal, and between two lines elsewhere."""
+"""Shortest times in seconds between two redraws on a terminal, and between two lines elsewhere."""
 
 BAR_WIDTH = 24
 
 RATE_S = 10.0
-"""Period over which the rate of runs is measured, because seeds and the machine's load vary."""
+"""Period in seconds over which the rate of runs is averaged, because seeds and the machine's load vary."""
 
 
 class RunProgress:
     """Shows the progress of a sweep or a comparison.
 
     Attributes:
-        done: number of finished runs.
-        verdicts: verdict → number of runs.
+        done: number of runs that have finished.
+        verdicts: number of runs by verdict.
     """
 
     def __init__(self, printer: Printer, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -137,12 +139,12 @@ class RunProgress:
         self.verdicts: dict[str, int] = {}
 
     def ended(self, verdict: str) -> None:
-        """Count one run."""
+        """Count one run that has ended with this verdict."""
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
         self.reached(self.done + 1)
 
     def reached(self, done: int) -> None:
-        """Set the number done."""
+        """Set the number of runs that have finished."""
         self.done = done
         now_s = self._clock()
         if now_s - self._shown_s < (REDRAW_S if self._is_terminal else LINE_S):
@@ -157,14 +159,14 @@ class RunProgress:
             self._printer.progress(self.text())
 
     def end(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         if self._has_line:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._has_line = False
 
     def text(self) -> str:
-        """Return `[######      ] 1,234 of 10,000 runs, 345/s, 25 s left, 2 violation`."""
+        """Return the progress bar, such as `[######      ] 1,234 of 10,000 runs, 345/s, 25 s left, 2 violation`."""
         filled = BAR_WIDTH * self.done // max(1, self._total)
         parts = [f"[{'#' * filled:<{BAR_WIDTH}}] {self.done:,} of {count(self._total, 'run')}"]
         if self._rate:

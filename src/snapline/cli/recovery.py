@@ -1,6 +1,6 @@
-"""`snapline recovery …`: the recovery line, reports of past recoveries, and the return to a snapshot on purpose.
+"""`snapline recovery …`: compute the recovery line, report past recoveries, and restore a snapshot on purpose.
 
-`recovery restore` first shows what is undone.
+`recovery restore` first shows what the restore undoes.
 """
 
 import sys
@@ -118,7 +118,7 @@ def restore(
 
 
 def _token() -> str:
-    """Return one token for the whole command, so that a repeated call is the same restore."""
+    """Return a token for the whole command, so that a resent request is recognized as the same restore."""
     import secrets
 
     return secrets.token_hex(16)
@@ -171,7 +171,7 @@ def _list(result: Document, name: str) -> list[object]:
 
 
 ROWS_MAX = 20
-"""Largest number of rows in a table; a fleet may have thousands of agents."""
+"""Largest number of rows in a table, because a fleet may have thousands of agents."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -234,7 +234,7 @@ def parse_failed(failed: str) -> list[str]:
     """Split `"a,host:h1"` into `["a", "host:h1"]`.
 
     Raises:
-        UsageError: a name is empty or no valid id.
+        UsageError: If a name is empty or not a valid id.
     """
     names = [name.strip() for name in failed.split(",")] if failed.strip() else []
     if "" in names:
@@ -243,7 +243,7 @@ def parse_failed(failed: str) -> list[str]:
 
 
 def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: DocumentTables) -> None:
-    """Print the first rows, and the number of further ones."""
+    """Print the first rows of a table, and the number of remaining rows."""
     tables.table(columns, rows[:ROWS_MAX])
     if len(rows) > ROWS_MAX:
         tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
@@ -265,7 +265,10 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_autonomous_line(result: Document, tables: DocumentTables) -> None:
-    """Print the line of an autonomous fleet: a checkpoint for each agent that is rolled back, "live" for the others."""
+    """Print the recovery line of an autonomous fleet.
+
+    The line has a checkpoint for each rolled-back agent, and "live" for each agent that is not rolled back.
+    """
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0
     tables.fields((("rolled_back", count), ("in_transit", result.get("in_transit")), ("epoch", result.get("epoch"))))
@@ -279,7 +282,7 @@ def _show_autonomous_line(result: Document, tables: DocumentTables) -> None:
             rows.append([agent, number, cost.get("checkpoints"), cost.get("turns")])
         else:
             rows.append([agent, "live", "", ""])
-    rows.sort(key=lambda row: row[1] == "live")  # agents that are rolled back come first
+    rows.sort(key=lambda row: row[1] == "live")  # rolled-back agents come first
     tables.line()
     _show_first(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows, tables)
 
@@ -292,7 +295,7 @@ def _show_each(result: Document, tables: DocumentTables) -> None:
         cost = (-count, -turns if isinstance(turns, int) else 0)
         rows.append((cost, [row.get("failed"), count, row.get("checkpoints", ""), turns]))
     if len(rows) > ROWS_MAX:
-        rows.sort(key=lambda row: row[0])  # most expensive first
+        rows.sort(key=lambda row: row[0])  # the most expensive failures come first
     columns = ("FAILED", "ROLLED BACK", "CHECKPOINTS PASSED OVER", "TURNS LOST")
     _show_first(columns, [row for _, row in rows], tables)
     _show_silent(result, tables)
@@ -325,7 +328,7 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     for row in recoveries:
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
-            from snapline.view.display_text import named  # it imports msgspec
+            from snapline.view.display_text import named  # imported late, because it imports msgspec
 
             tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} void")
     for row in rows_of(result, "condemned_epochs"):

@@ -1,22 +1,26 @@
-"""Settings and their origin. The precedence of each setting is: flag, environment, snapline.toml, default.
+"""Settings and their origins.
+
+A flag takes precedence over the environment, the environment over snapline.toml, and snapline.toml over the default.
 
     [up]                        settings for all contexts
     on = "ray"
     hosts = 3
 
-    [context.prod]              settings that add to or override them in one context
+    [context.prod]              additional or overriding settings in one context
     address = "10.0.0.7:6379"
 
-`up`, `down`, `status` and all commands with --coordinator take missing options from the settings. Settings without an option:
+`up`, `down`, `status` and all commands with --coordinator take missing options from the settings. The following settings have no option:
 
-- `machines`: machines for ssh, separated by commas; `ssh`: the ssh program and its options.
-- `python`, `code`: for ssh and Slurm, the interpreter and the folder of the fleet's module there; for podman, `code` is a local folder.
-- `sbatch`: options of all Slurm jobs.
-- `image`: image of podman containers.
-- `on_failure`: "restart" or "move", for dead hosts beyond this machine.
+- `machines`: machines for ssh, separated by commas. `ssh`: the ssh program and its options.
+- `python`, `code`: the interpreter, and the folder with the fleet's module, on machines of ssh and Slurm. For podman, `code` is a local
+  folder.
+- `sbatch`: options for all Slurm jobs.
+- `image`: image for podman containers.
+- `on_failure`: "restart" or "move", for dead hosts of fleets that do not run on this machine.
 
-The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. Environment variables are SNAPLINE_ON, SNAPLINE_HOSTS …
-The context comes from --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml.
+The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. The environment variables have names such as SNAPLINE_ON
+and SNAPLINE_HOSTS. --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml selects the
+context.
 """
 
 import os
@@ -51,11 +55,12 @@ DEFAULTS = {
     "log_format": "text",
     "log_level": "info",
 }
-"""All settings and their defaults, as text. `address` is the address of the cluster, `tls` a folder made by `snapline auth init`."""
+"""All settings and their defaults, as text. `address` is the address of the cluster, and `tls` is a folder that `snapline auth init`
+created."""
 
 
 class UserSetting(NamedTuple):
-    """The value of a setting, and its origin."""
+    """The value of a setting, and the origin of this value."""
 
     key: str
     value: str
@@ -63,17 +68,17 @@ class UserSetting(NamedTuple):
 
 
 class UserSettings:
-    """Settings of the environment and the file.
+    """The settings in the environment and in the settings file.
 
     Attributes:
-        context: the context in use; `""` for none.
+        context: the context in use, or `""` if none is in use.
     """
 
     def __init__(self, context: str | None = None, environment: Mapping[str, str] | None = None) -> None:
-        """Read the file, if it exists.
+        """Read the settings file if it exists.
 
         Raises:
-            UsageError: the file cannot be read, or has unknown tables or keys.
+            UsageError: If the file cannot be read, or contains unknown tables or keys.
         """
         self._environment = os.environ if environment is None else environment
         self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
@@ -82,14 +87,14 @@ class UserSettings:
 
     @property
     def contexts(self) -> list[str]:
-        """Names of all contexts, sorted."""
+        """Return the sorted names of all contexts."""
         return sorted(name.removeprefix("context.") for name in self._tables if name.startswith("context."))
 
     def get(self, key: str, flag: object = None) -> UserSetting:
-        """Return one setting; `flag`: value of the option, None if it was not given.
+        """Return one setting. `flag` is the value of the command's option, or None if the option was not given.
 
         Raises:
-            NotFoundError: the file does not have the context in use.
+            NotFoundError: If the file does not contain the context in use.
         """
         if self.context:
             self._check(self.context)
@@ -104,14 +109,14 @@ class UserSettings:
         return UserSetting(key, DEFAULTS[key], "default")
 
     def all(self) -> list[UserSetting]:
-        """Return all settings, without flags."""
+        """Return all settings, as if no options were given."""
         return [self.get(key) for key in DEFAULTS]
 
     def use(self, context: str) -> None:
-        """Use this context from now on; empty: none.
+        """Record that this context is used from now on. If it is empty, no context is used.
 
         Raises:
-            NotFoundError: the file has no such context.
+            NotFoundError: If the file does not contain this context.
         """
         if context:
             self._check(context)

@@ -1,7 +1,7 @@
-"""`snapline sim …`: runs fleets with faults in virtual time, and judges them; see docs/simulation.md.
+"""`snapline sim …`: run fleets with faults in virtual time, and judge the results (docs/simulation.md).
 
-Here are `compare` (protocols × workloads × intervals × failure rates, in one table) and commands without runs; commands for one run are in
-`sim_runs`, those for many runs in `sim_sweeps`.
+This module defines `compare`, which shows protocols × workloads × intervals × failure rates in one table, and the commands that run
+nothing. `sim_runs` defines the commands for a single run, and `sim_sweeps` defines the commands for many runs.
 """
 
 import math
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVERY = "all"
 
 WORK_WITHIN = "5m"
-"""Limit in virtual time for the work of a user's fleet: ten times what the built-in ones take."""
+"""Time limit, in virtual time, for the work of a user's fleet. The limit is ten times the time that built-in workloads take."""
 
 
 ProtocolsOption = Annotated[
@@ -110,7 +110,7 @@ def compare(
 
 
 def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scenario":
-    """Return the scenario. A user's fleet has no faults except the compared failures, and a longer time limit."""
+    """Return the scenario that `word` names. A user's fleet gets no faults except the compared failures, and a longer time limit."""
     import msgspec
 
     from snapline.sim.scenario import LivenessPart
@@ -132,7 +132,7 @@ def _compare(
     failure_rates: str,
     seeds: str,
     jobs: int | None,
-    on_progress: Any,  # a callback of `compare_cells`
+    on_progress: Any,  # the callback that `compare_cells` takes
 ) -> "Comparison":
     from snapline.protocols.names import PROTOCOLS
     from snapline.sim.search.compare import compare as compare_cells
@@ -170,7 +170,7 @@ def _rate(text: str) -> float:
 
 
 def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
-    """Return the recommendation, or None and the reason."""
+    """Return the recommendation and "", or None and the reason why there is none."""
     from snapline.sim.search.compare_report import recommend
 
     if all(math.isnan(value) for values in found.bare.values() for value in values):

@@ -1,6 +1,6 @@
-"""`snapline sim run`, `replay`, `report` and `shrink`: single runs and their folders.
+"""`snapline sim run`, `replay`, `report` and `shrink`: handle single runs and their folders.
 
-`shrink` makes a failing run smaller, and writes files for a bug report.
+`shrink` finds a smaller run that fails in the same way, and writes files for a bug report.
 """
 
 import time
@@ -73,13 +73,13 @@ def run(
 
 
 def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
-    """Run the scenario, and write the run's folder under `base`, unless that is None."""
+    """Run the scenario. Write the run's folder under `base`, unless `base` is None. Return the result and the folder's path."""
     from snapline.sim.choices import RandomChoices
     from snapline.sim.report.run_folder import folder_for, write_run
     from snapline.sim.run import run as simulate
     from snapline.sim.world.recording import Recording
 
-    changes.runner()  # raises UsageError for an unknown mutant
+    changes.runner()  # raises UsageError if the mutant is unknown
     recording, choices = Recording(), RandomChoices(seed, is_recording=True)
     result = simulate(drawn, seed, choices, recording=recording, mutant=changes.mutant)
     if base is None:
@@ -90,7 +90,7 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
 
 
 def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
-    """Return the content of result.json, and `more`."""
+    """Return the document of a result, which contains the fields of result.json and the fields in `more`."""
     import json
 
     from snapline.sim.report.run_folder import Provenance, result_json
@@ -183,10 +183,10 @@ def _replayed(
 
 
 def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
-    """Reject options that a run's folder cannot use.
+    """Raise an error if an option was given that would change the recorded run in `folder`.
 
     Raises:
-        UsageError: such an option is given.
+        UsageError: If such an option was given.
     """
     changes.refuse(folder)
     if seed is not None:
@@ -279,10 +279,10 @@ def _export(place: Path, recording: object, path: Path, export: str) -> Path:
 
 
 TIME_LIMIT_S_MAX = 86_400
-"""Largest time limit of shrinking; a minute or two is usual."""
+"""Largest time limit for shrinking, in seconds. A minute or two is usual."""
 
 STEP_REPORT_S = 2.0
-"""Shortest time between two progress lines for the same kind of step."""
+"""Shortest time in seconds between two progress lines for the same kind of step."""
 
 
 @command
@@ -332,7 +332,7 @@ def _time_limit_s(text: str) -> float:
 
 
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
-    """Return scenario, seed and result of the run to shrink."""
+    """Return the scenario, seed and result of the run to shrink."""
     from snapline.sim.report.run_folder import read_run
     from snapline.sim.search.swarm import draw
 
@@ -377,7 +377,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 
 
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
-    """Write the folder of the smallest run, and files for the developer; return their names."""
+    """Write the folder of the smallest run found, including the files for a bug report. Return the names of the files."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.run_folder import write_run
     from snapline.sim.run import run as simulate

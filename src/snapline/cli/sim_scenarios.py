@@ -1,4 +1,6 @@
-"""Scenario and seeds of a `snapline sim` command: from a file, a built-in template, or around the user's own fleet."""
+"""Determine the scenario and seeds of a `snapline sim` command. The scenario comes from a file or a built-in template, or is built around
+the user's own fleet.
+"""
 
 import re
 import shlex
@@ -18,16 +20,17 @@ if TYPE_CHECKING:
     from snapline.sim.search.worker import Runner
 
 SEEDS_MAX = 10_000_000
-"""Largest number of seeds of one command; they take a day, and a larger number is a typo."""
+"""Largest number of seeds for one command. This many seeds take a day, and a larger number is probably a typo."""
 
 GIT_TIMEOUT_S = 5.0
 
 DEFAULT_FAULTS: Final = "crashes"
-"""Template for a user's own fleet; the same as in `sim/checking.py`, which is not imported for --help."""
+"""Template of the faults for a user's own fleet. The template is the same as in `sim/checking.py`, which is not imported here so that
+--help stays fast."""
 
 HOSTS: Final = 3
 COORDINATORS: Final = 3
-"""Sizes for a user's own fleet, unless the faults come from a file; large enough for a majority to be lost or kept."""
+"""Number of coordinators for a user's own fleet, unless a file defines the faults. With three, a majority can be lost or kept."""
 
 ScenarioArgument = Annotated[
     str,
@@ -52,7 +55,7 @@ Seeds = Annotated[
 
 @dataclass(frozen=True)
 class ScenarioChanges:
-    """Changes to a scenario by options."""
+    """Options that change a scenario."""
 
     arg: FleetArguments = None
     faults: Annotated[
@@ -180,10 +183,10 @@ class ScenarioChanges:
         return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def template(self, word: str) -> "Scenario":
-        """Return the scenario that `word` and these options name, before any draw.
+        """Return the scenario that `word` and these options define, before anything is drawn at random.
 
         Raises:
-            UsageError: there is no such scenario, it cannot be read, or the options do not fit it.
+            UsageError: If the scenario does not exist or cannot be read, or the options do not fit it.
         """
         from snapline.sim.faults.faults import check_budget
 
@@ -213,7 +216,7 @@ class ScenarioChanges:
                 raise UsageError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
 
     def _scenario_for_fleet(self, word: str) -> "Scenario":
-        """Return a scenario with the user's fleet, and with its protocol and agents."""
+        """Return a scenario for the user's fleet, with the fleet's own protocol and agents."""
         import msgspec
 
         from snapline.agent_runtime.fleet import load_function
@@ -250,7 +253,7 @@ class ScenarioChanges:
         )
 
     def _with_clients(self, scenario: "Scenario") -> "Scenario":
-        """Add the clients, restores and moves that the options name."""
+        """Add the clients, restores and moves that the options define."""
         import msgspec
 
         from snapline.sim.checking import clients_of
@@ -291,25 +294,25 @@ class ScenarioChanges:
         return parse_scenario(format_scenario(changed), source="the options")  # checks the values
 
     def runner(self) -> "Runner":
-        """Return the runner.
+        """Return the function that runs a scenario, with a seeded bug if `--mutant` is given.
 
         Raises:
-            UsageError: there is no such mutant.
+            UsageError: If the mutant does not exist.
         """
         return runner_of(self.mutant)
 
     def refuse(self, folder: Path) -> None:
-        """Reject options given with the folder of a run.
+        """Raise an error if an option was given that would change the recorded run in `folder`.
 
         Raises:
-            UsageError: an option would change the run.
+            UsageError: If an option would change the run.
         """
         given = [word for word in self.words() if word.startswith("--") and word != "--mutant"]
         if given:
             raise UsageError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
     def repeat(self, word: str, seed: int | str, verb: str = "run") -> str:
-        """Return the command line that runs one seed again."""
+        """Return the command line that reproduces the run of one seed."""
         return shlex.join(["snapline", "sim", verb, word, "--seed", str(seed), *self.words()])
 
 
@@ -320,10 +323,10 @@ def _replaced(struct: Any, **fields: object) -> Any:  # Any: any struct; the res
 
 
 def runner_of(mutant: str) -> "Runner":
-    """Return `snapline.sim.run.run`, with a seeded bug if `mutant` is given.
+    """Return `snapline.sim.run.run`, or a version of it with a seeded bug if `mutant` is given.
 
     Raises:
-        UsageError: there is no such mutant, or mutants cannot be applied here.
+        UsageError: If the mutant does not exist, or mutants cannot be applied in this installation.
     """
     from functools import partial
 
@@ -339,15 +342,15 @@ def runner_of(mutant: str) -> "Runner":
 
 
 def is_reference(word: str) -> bool:
-    """Return whether `word` is MODULE:FLEET, and no file with a colon in its name."""
+    """Return whether `word` is a reference MODULE:FLEET, rather than a file with a colon in its name."""
     return ":" in word and not Path(word).exists()
 
 
 def read_scenario(word: str) -> "Scenario":
-    """Return the built-in template of that name, or read the file.
+    """Return the built-in template that `word` names, or the scenario in the file that `word` names.
 
     Raises:
-        UsageError: there is neither, or the file cannot be read.
+        UsageError: If there is no such template or file, or the file cannot be read.
     """
     from snapline.sim.scenario import parse_scenario
     from snapline.sim.search.swarm import BUILT_IN
@@ -367,10 +370,10 @@ def read_scenario(word: str) -> "Scenario":
 
 
 def check_fleet(scenario: "Scenario") -> None:
-    """Find a misspelt `fleet.module` before anything runs; do nothing for a built-in workload.
+    """Check `fleet.module` for misspelt names before anything runs. Do nothing for a built-in workload.
 
     Raises:
-        FleetDefinitionError: there is no such module.
+        FleetDefinitionError: If the module does not exist.
     """
     from snapline.cli.fleet import check_reference
 
@@ -380,10 +383,10 @@ def check_fleet(scenario: "Scenario") -> None:
 
 
 def run_folder(word: str) -> Path | None:
-    """Return the folder of a run, if `word` names it or its parent folder; None for a scenario.
+    """Return the folder of a run if `word` names this folder or its parent folder. Return None if `word` names a scenario.
 
     Raises:
-        UsageError: `word` is a folder without a run.
+        UsageError: If `word` is a folder without a run.
     """
     from snapline.sim.report.run_folder import LATEST, RESULT
     from snapline.sim.search.swarm import BUILT_IN
@@ -393,7 +396,7 @@ def run_folder(word: str) -> Path | None:
         return None
     for folder in (path, path / LATEST):
         if (folder / RESULT).exists():
-            # Resolve the link: it may point to another run later.
+            # Resolve the link, because it may point to another run later.
             return folder.parent / folder.readlink() if folder.is_symlink() else folder
     if word in BUILT_IN:
         return None
@@ -401,10 +404,10 @@ def run_folder(word: str) -> Path | None:
 
 
 def require_run_folder(word: str) -> Path:
-    """Return the folder of a run, for commands that need one.
+    """Return the folder of the run that `word` names, for commands that require a recorded run.
 
     Raises:
-        UsageError: `word` names no run.
+        UsageError: If `word` names no run.
     """
     folder = run_folder(word)
     if folder is None:
@@ -413,10 +416,10 @@ def require_run_folder(word: str) -> Path:
 
 
 def parse_seeds(text: str) -> Sequence[int]:
-    """Parse seeds: `"0:100"` (without 100), `"7"`, `"1,5,9"`, or a comma-separated mix.
+    """Parse seeds such as `"0:100"` (without 100), `"7"`, `"1,5,9"`, or a comma-separated mix of these forms.
 
     Raises:
-        UsageError: the text has another form, names a seed twice, or names too many.
+        UsageError: If the text has another form, names a seed twice, or names too many seeds.
     """
     ranges = [_seed_range(part.strip(), text) for part in text.split(",")]
     if sum(map(len, ranges)) > SEEDS_MAX:
@@ -444,7 +447,7 @@ def parse_list(text: str, option: str) -> list[str]:
     """Split `"a, b"` into `["a", "b"]`.
 
     Raises:
-        UsageError: an item is empty, or is given twice.
+        UsageError: If an item is empty, or is given twice.
     """
     items = [part.strip() for part in text.split(",")]
     if not all(items) or len(dict.fromkeys(items)) < len(items):
@@ -453,13 +456,16 @@ def parse_list(text: str, option: str) -> list[str]:
 
 
 def commit_of_code(run: Callable[..., "subprocess.CompletedProcess[str]"] = subprocess.run) -> str:
-    """Return the commit of this snapline, with "-dirty" if files have changed; its version if it is no checkout."""
+    """Return the commit of the snapline code that runs, with "-dirty" if files have changed.
+
+    If the code is not a checkout, return its version.
+    """
     import snapline
 
     here = Path(snapline.__file__).resolve()
     version = f"v{snapline.__version__}"
     try:
-        # snapline may be installed inside another project's checkout: check that git tracks this very file.
+        # snapline may be installed inside another project's checkout, so check that git tracks this very file.
         for arguments in (
             ["ls-files", "--error-unmatch", here.name],
             ["describe", "--always", "--dirty", "--abbrev=12"],

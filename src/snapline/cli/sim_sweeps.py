@@ -1,7 +1,7 @@
-"""`snapline sim sweep` and `coverage`: many runs, their summary, and the probes and failpoints that they pass.
+"""`snapline sim sweep` and `coverage`: perform many runs, summarize them, and show the probes and failpoints that they pass.
 
-A run counts probes by itself, but passes of failpoints (`failpoints.py`) only matter to it if a fault is armed there. So for `coverage` each
-run's hook is wrapped by one that counts. The counts are returned among the probes, under a prefix that no probe has.
+A run counts probes itself, but considers a failpoint (`failpoints.py`) only if a fault is armed there. So for `coverage`, each run's
+failpoint hook is wrapped in a hook that also counts. The counts are returned together with the probes, under a prefix that no probe has.
 """
 
 import json
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 TEXT_SHOWN_MAX, SINGLE_TEXT_MAX = 300, 600
-"""Characters shown of each finding's text, and of the text of a single finding; `-o json` has all."""
+"""Largest number of characters shown of each finding's text, and of the text of a single finding. `-o json` shows the complete text."""
 
 FINDINGS_MAX = 2
-"""Number of findings shown on one screen of 25 lines; each takes up to eight lines."""
+"""Largest number of findings shown. Each finding takes up to eight lines, and all must fit on a screen of 25 lines."""
 
 WIDTH = 78
 FIELD = 10
-"""Widths of a line of the short form, and of its heading."""
+"""Widths in characters of a line in the short form and of the line's heading."""
 
 ROUNDED = 100
-"""Means of at least this value are shown as whole numbers."""
+"""Value from which means are shown as whole numbers."""
 
 METRICS_SHOWN = {
     "turns": "turns",
@@ -57,11 +57,11 @@ METRICS_SHOWN = {
     "epochs_complete": "epochs",
     "rollback_turns": "turns undone",
 }
-"""Metric name → its label in the short form."""
+"""Label of each metric in the short form."""
 
 
 def show_summary(result: Document, tables: DocumentTables) -> None:
-    """Print one screen: verdicts, the first findings, and situations that occurred or never did."""
+    """Print the verdicts, the first findings, and the situations that occurred or never occurred, on one screen."""
     tables.line(_verdicts_line(result))
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
@@ -95,7 +95,7 @@ def _cut(words: str, characters_max: int) -> str:
 
 
 def _means(result: Document) -> str:
-    """Return the mean metrics of passed runs."""
+    """Format the mean metrics of the runs that passed."""
     metrics = result["metrics"]
     if not isinstance(metrics, dict) or not metrics:
         return ""
@@ -104,7 +104,7 @@ def _means(result: Document) -> str:
 
 
 def _drawn_faults(result: Document) -> str:
-    """Return the faults that were drawn, the most frequent first."""
+    """List the faults that were drawn, the most frequent first."""
     drawn = result["drawn"]
     faults = drawn.get("faults", {}) if isinstance(drawn, dict) else {}
     drawn_faults = sorted(((runs, name) for name, runs in faults.items() if runs), key=lambda pair: (-pair[0], pair[1]))
@@ -124,7 +124,7 @@ def _never_hit_counts(result: Document) -> str:
 
 
 def show_all(result: Document, tables: DocumentTables) -> None:
-    """Print everything."""
+    """Print all parts of a sweep's document."""
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
@@ -169,7 +169,7 @@ def _show_metrics(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_drawn(result: Document, tables: DocumentTables) -> None:
-    """Print by group how many runs had which fault or setting."""
+    """Print, by group, how many runs had each fault or setting."""
     drawn = result["drawn"]
     if not isinstance(drawn, dict) or not drawn:
         return
@@ -299,7 +299,7 @@ def sweep(
 
 
 def _summary_file(folder: Path, template: "Scenario") -> Path:
-    """Return the path of the summary; create its folder before the work."""
+    """Create the summary's folder before the runs begin, and return the path of the summary."""
     from snapline.sim.report.run_folder import sweep_file
 
     return sweep_file(folder, template.name, datetime.now(UTC))
@@ -311,10 +311,10 @@ def _check_place(on: SweepPlace, jobs: int | None) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Check, before hours of work, that a file can be written.
+    """Check before hours of work whether a file can be written.
 
     Raises:
-        UsageError: its folder does not exist.
+        UsageError: If the file's folder does not exist.
     """
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -377,7 +377,7 @@ def _sweep_code(summary: "SweepSummary", seeds: Sequence[int], stop_after: int |
 
 
 def finite(value: Any) -> Any:  # Any: any value of a document
-    """Replace infinities and NaN, which JSON lacks, by None."""
+    """Replace infinities and NaN, which JSON cannot represent, with None at any depth."""
     match value:
         case float():
             return value if value - value == 0 else None
@@ -436,7 +436,7 @@ def coverage(
 def _covered(
     changes: ScenarioChanges, word: str, seeds: str | None, jobs: int | None, printer: Printer
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return verdicts and probe hits."""
+    """Run the scenario with each seed, or replay a recorded run. Return the numbers of verdicts and of probe hits."""
     from functools import partial
 
     from snapline.sim.choices import RecordedChoices
@@ -460,13 +460,13 @@ def _covered(
 
 
 POINT = "point "
-"""Prefix of a failpoint's name among the probes."""
+"""Prefix that distinguishes the names of failpoints from those of probes."""
 
 Hook = Callable[[str], None]
 
 
 def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
-    """Run `snapline.sim.run.run`, and add the passes of failpoints to the result's probes."""
+    """Run a scenario like `snapline.sim.run.run`, but add the number of passes of each failpoint to the result's probes."""
     from snapline.sim.run import run
 
     passed: dict[str, int] = {}
@@ -478,7 +478,7 @@ def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = 
 
 @contextmanager
 def _watching(passed: dict[str, int]) -> Iterator[None]:
-    """Count in `passed` all passes of hooks that are installed in the block."""
+    """Count in `passed` how often each failpoint is passed while a hook that the block installs is active."""
     install = failpoints.install
 
     def install_counting(hook: Hook | None) -> None:
@@ -497,7 +497,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
-    """Build the document of all runs' hits."""
+    """Build the document of the probes and failpoints that all runs together passed."""
     from snapline.sim.faults.fault_kinds import FAILPOINTS
     from snapline.sim.oracles.probes import CATALOGUE
 
@@ -517,7 +517,7 @@ def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str,
 
 
 def show_coverage(result: Document, tables: DocumentTables) -> None:
-    """Print the tables; probes and points that were never hit come last, where they are noticed."""
+    """Print the tables of coverage. Probes and failpoints that were never passed come last, where readers notice them."""
     tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
     tables.line()
     points = rows_of(result, "points")

@@ -1,7 +1,7 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots, and the outcomes and durations of the last epochs.
+"""`snapline snapshot …`: take, list, show and verify snapshots, and show the outcomes and durations of the last epochs.
 
-`snapshot_retention.py` keeps and deletes snapshots. Documents about the snapshots of a store need neither a coordinator nor the fleet's
-classes; the coordinator makes its documents with the same code, so both have the same fields.
+`snapshot_retention.py` has the commands that keep and delete snapshots. Documents about a store's snapshots require neither a coordinator
+nor the fleet's classes. The coordinator builds its documents with the same code, so both have the same fields.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def _row(row: Document) -> tuple[object, ...]:
 
 
 def _phases(last: Any) -> str:
-    """Return the durations of the last host's four phases, in order."""
+    """Format the durations of the four phases of the host that reported last, in chronological order."""
     if not last or last.get("store_s") is None:
         return "–"
     return ", ".join([f"{name} {last[key] * 1000:.1f} ms" for key, name in PHASES])
@@ -86,7 +86,7 @@ _SNAPSHOT = typer.Argument(metavar="ID", help=SNAPSHOT_HELP, show_default=False)
 
 @dataclass(frozen=True)
 class Source(Connection):
-    """A store at rest, or a coordinator."""
+    """Options that name either a store without a running fleet or a coordinator."""
 
     store: Annotated[
         str | None,
@@ -98,10 +98,10 @@ class Source(Connection):
     ] = None
 
     def read(self, verb: str, snapshot: str | None = None, agent: str | None = None) -> dict[str, object]:
-        """Read the document for `verb`.
+        """Read the document for `verb` from the store or from the coordinator.
 
         Raises:
-            UsageError: not exactly one source was given.
+            UsageError: If the options do not name exactly one source.
         """
 
         if self.store is None:
@@ -117,11 +117,11 @@ class Source(Connection):
                 return verify_snapshots(self.store, snapshot)
 
     def open(self) -> "Store":
-        """Open the store itself, because the result may be larger than a coordinator's answer.
+        """Open the store directly, because the result may be too large for a coordinator's reply.
 
         Raises:
-            UsageError: the options name a coordinator, or no store, or two.
-            StoreMissingError: the store does not exist.
+            UsageError: If the options name a coordinator, or do not name exactly one store.
+            StoreMissingError: If the store does not exist.
         """
         if self.coordinator is not None:
             raise UsageError(
@@ -300,7 +300,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
 
 
 def _marks(row: Document, result: Document) -> str:
-    """Return the marks of a snapshot: `damaged`, `pinned`, `tag NAME`."""
+    """List the marks of a snapshot, which are `damaged`, `pinned` and `tag NAME`."""
     epoch, pins, tags = row.get("epoch"), result.get("pins"), result.get("tags")
     named = [name for name, tagged in tags.items() if tagged == epoch] if isinstance(tags, dict) else []
     marks = ["damaged"] if row.get("damage") else []
@@ -364,7 +364,7 @@ def _show_channels(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
-    """Print the parts that only few agents have."""
+    """Print the parts of an agent's checkpoint that most agents do not have."""
     for parked in rows_of(row, "outbox"):
         tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
     for timer in rows_of(row, "timers"):
@@ -389,7 +389,7 @@ def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
 
 
 def show_message(message: object) -> str:
-    """Format a message as `Mass(amount=3)`; anything else as it is."""
+    """Format a message like `Mass(amount=3)`, and any other value as plain text."""
     if isinstance(message, dict) and set(message) == {"type", "fields"} and isinstance(message["fields"], dict):
         fields = ", ".join(f"{name}={text(value)}" for name, value in message["fields"].items())
         return f"{message['type']}({fields})"
@@ -411,14 +411,15 @@ def _show_verification(result: Document, tables: DocumentTables) -> None:
 
 
 CATALOG_EPOCHS_MIN = 64
-"""Smallest number of epochs for which a catalog is used; fewer manifests are read quickly."""
+"""Smallest number of epochs for which a catalog is used. Fewer manifests can be read quickly without one."""
 
 CATALOGS_MAX = 100
-"""Largest number of catalogs of a user; the least recently used one is removed. A catalog is a cache of about 100 KiB."""
+"""Largest number of catalogs that are kept for a user. The least recently changed catalogs are removed first. A catalog is a cache of about
+100 KiB."""
 
 
 def list_stored(location: str) -> dict[str, object]:
-    """List all snapshots, oldest first; an unreadable snapshot has the reason under `damage`."""
+    """List all snapshots of a store, oldest first. An unreadable snapshot has the reason under `damage`."""
     from snapline.coordinator.service import documents
     from snapline.messages.answers import document_of
     from snapline.storage.store.store import Store
@@ -429,7 +430,10 @@ def list_stored(location: str) -> dict[str, object]:
 
 
 def catalog_path(store: "Store") -> Path | None:
-    """Return the path of this user's catalog, `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home folder."""
+    """Return the path of this user's catalog of the store, after removing surplus catalogs. Return None if there is no home folder.
+
+    The path is `$XDG_CACHE_HOME/snapline/<store id>.sqlite`.
+    """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapline"
     except RuntimeError:
@@ -442,11 +446,11 @@ def catalog_path(store: "Store") -> Path | None:
 
 
 def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:
-    """Show one snapshot: states of all agents and in-transit messages of all channels, or those of one agent.
+    """Return the document of one snapshot. The document contains the states and the messages in transit of all agents, or of only `agent`.
 
     Raises:
-        NotFoundError: there is no such snapshot or agent.
-        DamagedDataError: the snapshot is damaged.
+        NotFoundError: If the snapshot or the agent does not exist.
+        DamagedDataError: If the snapshot is damaged.
     """
     from snapline.agent_runtime.snapshots.snapshot_cut import describe_state
     from snapline.coordinator.service.documents import show_document

@@ -1,7 +1,8 @@
-"""`snapline snapshot tag`, `pin` and `prune`: retention of snapshots in a store.
+"""`snapline snapshot tag`, `pin` and `prune`: keep and delete snapshots in a store.
 
-The commands work on the store itself. Setting tags and pins is safe while the fleet runs (`storage/retention/pins.py` says why). Pruning
-is not: only the coordinator knows what a running fleet still needs, and it prunes by itself.
+The commands change the store directly. Setting tags and pins is safe while the fleet runs (`storage/retention/pins.py` explains why).
+Pruning is not safe while the fleet runs, because only the coordinator knows which snapshots a running fleet still needs. The coordinator
+also prunes without these commands.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _REMOVE = typer.Option("--remove", help="Remove it instead.")
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Store options."""
+    """Options that name a store."""
 
     store: Annotated[
         str | None,
@@ -43,11 +44,11 @@ class StorePlace:
     ] = None
 
     def open(self) -> "Store":
-        """Open the store.
+        """Open the store that the options name.
 
         Raises:
-            UsageError: the options name no store, or two.
-            StoreMissingError: the store does not exist.
+            UsageError: If the options do not name exactly one store.
+            StoreMissingError: If the store does not exist.
         """
         from snapline.deploy.data_directory import STORE_FOLDER
         from snapline.storage.store.store import Store
@@ -193,7 +194,7 @@ def prune(
             printer.result(plan, _show_plan)
             typer.confirm(f"Delete {count(len(due), 'snapshot')}?", abort=True, err=True)
         done = holds.delete(due)
-        if data_dir is not None:  # hosts may still write to any other store
+        if data_dir is not None:  # into any other store, hosts may still be writing
             store.delete_unneeded_keys()
         printer.result(_with_outcomes(plan, done), _show_plan)
 
@@ -203,7 +204,7 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """Return the document of snapshots to keep and to delete, read from the manifests, not from a catalog."""
+    """Return the document of the snapshots to keep and to delete. The document is read from the manifests, rather than from a catalog."""
     from snapline.storage.retention.epoch_retention import retained
     from snapline.storage.store.catalog import read_summaries, snapshot_time
 
@@ -248,7 +249,7 @@ def _with_outcomes(plan: Document, done: dict[int, list[str] | None]) -> dict[st
 
 
 def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
-    """Return the folder of the local fleet that the store belongs to; None if it belongs to none or is unknown."""
+    """Return the folder of the local fleet to which the store belongs, or None if it belongs to no local fleet as far as is known."""
     from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
 
     if place.data_dir is not None:
@@ -260,10 +261,10 @@ def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
 
 @contextlib.contextmanager
 def lock_fleet(data_dir: Path | None) -> Iterator[None]:
-    """Hold the locks of the fleet in `data_dir`, so that it cannot start meanwhile.
+    """Hold the locks of the fleet in `data_dir`, so that the fleet cannot start until the block ends. If `data_dir` is None, lock nothing.
 
     Raises:
-        DirectoryInUseError: the fleet runs.
+        DirectoryInUseError: If the fleet runs.
     """
     if data_dir is None:
         yield

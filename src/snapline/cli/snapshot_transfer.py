@@ -1,4 +1,4 @@
-"""`snapline snapshot export`, `import`, `copy` and `fork`: transfer of snapshots to files, to a second store, and to a new fleet."""
+"""`snapline snapshot export`, `import`, `copy` and `fork`: transfer snapshots to and from files, to another store, and to a new fleet."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -64,7 +64,7 @@ def import_snapshots(
     """
     from snapline.storage.transfer.archive import read_archive, reading_archive
 
-    with reading_archive(file):  # fail before a store is created
+    with reading_archive(file):  # an invalid archive must fail before a store is created
         pass
     store = _open_target(place)
     with _receiving(place, store) as is_fleet_store:
@@ -134,10 +134,10 @@ def copy(
 
 
 def _open_target(place: StorePlace) -> "Store":
-    """Open the target store; create it if it is missing, unless it belongs to a fleet.
+    """Open the target store. Create the store if it is missing, unless it belongs to a local fleet.
 
     Raises:
-        StoreMissingError: the fleet has no store yet.
+        StoreMissingError: If the local fleet has no store yet.
     """
     from snapline.storage.store.store import Store
 
@@ -146,10 +146,10 @@ def _open_target(place: StorePlace) -> "Store":
 
 @contextlib.contextmanager
 def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
-    """Yield whether the store belongs to a local fleet, which cannot start meanwhile.
+    """Yield whether the store belongs to a local fleet. This fleet cannot start until the block ends.
 
     Raises:
-        DirectoryInUseError: the fleet runs.
+        DirectoryInUseError: If the fleet runs.
     """
     data_dir = data_dir_of(place, store)
     with _lock_fleet_to(data_dir, "put snapshots into its store"):
@@ -158,7 +158,7 @@ def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _lock_fleet_to(data_dir: Path | None, purpose: str) -> Iterator[None]:
-    """Lock the fleet like `lock_fleet`. `purpose`: what the error tells the user to do later."""
+    """Same as `lock_fleet`, but if the fleet runs, the error asks the user to do later what `purpose` says."""
     from snapline.deploy.data_directory import DirectoryInUseError
 
     with contextlib.ExitStack() as held:
@@ -297,7 +297,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
     """Convert `["a.count=3"]` to `{"a.count": b"3"}`.
 
     Raises:
-        UsageError: a setting is not AGENT.FIELD=JSON, or a field is given twice.
+        UsageError: If a setting is not AGENT.FIELD=JSON, or a field is given twice.
     """
     from snapline.messages.json_text import read_json
 
@@ -319,7 +319,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
 
 
 def describe(fork: Mapping[str, object]) -> str:
-    """Describe a fork's origin in a few words."""
+    """Describe in a few words from which snapshot a fork was made."""
     refusal = "" if fork.get("is_live") else "; effects are refused"
     return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{refusal}"
 

@@ -1,4 +1,4 @@
-"""`snapline status` and `snapline top`: the coordinator's current view of the fleet, printed once or live in the terminal."""
+"""`snapline status` and `snapline top`: show the fleet as the coordinator currently sees it, once or live in the terminal."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
-"""Counters of a host that are shown if they are not zero."""
+"""Names of a host's counters that are shown only if they are not zero."""
 
 
 @command
@@ -43,7 +43,7 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
 
 
 def _store_line(result: Document) -> str:
-    """Return the store's state and location in one line, with the problem if it is degraded."""
+    """Describe the store's state and location in one line. If the store is degraded, include the problem."""
     store = result.get("store")
     if not isinstance(store, Mapping):
         return ""
@@ -57,7 +57,7 @@ def _store_line(result: Document) -> str:
 
 
 def _losses(status: "FleetStatus") -> Document:
-    """Return the work at risk, recovery times and interval cost, each in one line."""
+    """Describe the work at risk, the recovery times and the cost of the interval in one line each."""
     from snapline.view.display_text import describe_interval, describe_recoveries, describe_work_at_risk
 
     return {
@@ -105,7 +105,7 @@ def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> No
 
 CLIENT_NAME = "top"
 LINES = 10_000
-"""Number of lines without a terminal, large enough to show everything."""
+"""Number of lines that are drawn without a terminal. The number is large enough to show everything."""
 
 
 @command
@@ -141,7 +141,7 @@ def top(
 
 
 async def _once(client: "Client", console: "Console") -> None:
-    """Print the fleet once, after two samples, because rates need two heartbeats of the hosts."""
+    """Print the fleet once after two samples, because computing rates requires two heartbeats from the hosts."""
     from snapline.view.terminal import draw
     from snapline.view.watch import PERIOD_S, FleetWatch
 
@@ -180,7 +180,7 @@ async def _follow(client: "Client", console: "Console", every_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(over: asyncio.Event) -> Iterator[None]:
-    """Set `over` on `q`, if stdin is a terminal."""
+    """Set `over` when the user presses `q`, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,7 +1,7 @@
-"""`snapline ui …` and `--ui`: the fleet in a browser, or in one file for users without access to the fleet.
+"""`snapline ui …` and `--ui`: show the fleet in a browser, or export it to one file for readers without access to the fleet.
 
-`--ui` runs the view next to a fleet for as long as a command runs that fleet. The view is a separate process with a lower CPU priority than
-the fleet, and nothing waits for it. If it does not start, or dies, the command prints a warning and the fleet continues.
+`--ui` runs the view for as long as a command runs a fleet. The view is a separate process with a lower CPU priority than the fleet, and the
+fleet never waits for it. If the view does not start or dies, the command prints a warning and the fleet continues.
 """
 
 import asyncio
@@ -223,18 +223,18 @@ LIBRARIES = ("starlette", "uvicorn")
 NAME = "view"
 
 ERROR_PREFIX = "snapline: "
-"""Prefix of the error line of a failed command."""
+"""Prefix of the error line that a failed command prints."""
 
 NICENESS = 5
-"""CPU niceness of the view, set once it listens; with it from the start, startup is too slow."""
+"""CPU niceness of the view. The niceness is set after the view has started to listen, because startup would otherwise be too slow."""
 
 LOOK_S = 0.1
-"""Time between polls for the leader and the view's address."""
+"""Interval in seconds between two polls for the leader and for the view's address."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Options of commands that show their fleet in a browser."""
+    """Options of commands that can show their fleet in a browser."""
 
     ui: Annotated[
         bool,
@@ -257,11 +257,11 @@ class ViewOptions:
     ] = None
 
     def port(self) -> int | None:
-        """Return the port to listen on, 0: any free one; None: no view.
+        """Return the port on which the view listens, 0 for any free port, or None if no view is requested.
 
         Raises:
-            UsageError: the extra is missing.
-            ExternalFailureError: the port stays in use.
+            UsageError: If the extra `snapline[ui]` is not installed.
+            ExternalFailureError: If the port remains in use.
         """
         if not self.ui and self.ui_port is None:
             return None
@@ -276,7 +276,7 @@ class ViewOptions:
 
 @contextlib.asynccontextmanager
 async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
-    """Run the view while the block runs; `port`: from `ViewOptions.port`."""
+    """Run the view while the block runs. `port` is the value of `ViewOptions.port`."""
     if port is None:
         yield
         return
@@ -305,7 +305,7 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
     try:
         address = await _address_of(child)
         if address:
-            with contextlib.suppress(OSError):  # it may have ended meanwhile
+            with contextlib.suppress(OSError):  # the view may have ended in the meantime
                 os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
             progress.note(f"the fleet in a browser: {address}")
         code = await child.wait()
@@ -315,13 +315,13 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
         progress.warn(f"the view has ended ({reason}); the fleet goes on, and {hint}")
     finally:
         is_there = child.exit_code is None
-        await child.kill()  # it only reads, so it can be killed at any time
+        await child.kill()  # the view only reads, so it can be killed at any time
         if is_there and address:
             progress.note(f"the view at {address} has ended with the fleet")
 
 
 async def _address_of(child: "Child") -> str:
-    """Wait for the URL that the view prints once it listens; "" if it has ended."""
+    """Wait for the URL that the view prints once it listens, and return it. Return "" if the view has ended."""
     while child.exit_code is None:
         line = child.last_line()
         if line.startswith("http://"):

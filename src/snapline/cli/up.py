@@ -1,7 +1,8 @@
-"""`snapline up`, `down` and `config …`: a fleet that outlives the command, on this machine, a Ray cluster, other machines or in containers.
+"""`snapline up`, `down` and `config …`: run a fleet that outlives the command, on this machine, on a Ray cluster, on other machines or in
+containers.
 
-For other machines and containers, a local background process (`snapline keep`) supervises the fleet. `config` shows the settings of `up`, `down`
-and `status`, and their origins.
+For other machines and containers, a local background process (`snapline keep`) supervises the fleet. `config` shows the settings that `up`,
+`down` and `status` use, and their origins.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 
 END_S = 90.0
-"""Time limit for the supervisor to end a remote fleet; it waits two seconds for processes, and half a minute for an unresponsive machine."""
+"""Time limit in seconds for the supervisor to end a remote fleet. The supervisor waits two seconds for processes, and half a minute for an
+unresponsive machine."""
 
 
 Context = Annotated[
@@ -57,14 +59,14 @@ Context = Annotated[
 ]
 
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
-"""Settings that are part of a plan."""
+"""Names of the settings that a plan contains."""
 
 PLACES: "Mapping[str, DetachedPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
-"""`--on` → place."""
+"""Kind of place for each value of `--on`."""
 
 
 def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "DetachedPlan":
-    """Build the plan from settings of KEYS."""
+    """Build the plan for a place. `found` contains the values of the settings in KEYS."""
     from snapline.deploy.detached_fleet import DetachedPlan
 
     return DetachedPlan(
@@ -82,10 +84,10 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "Detache
 
 
 def up_detached(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
-    """Start the supervisor, and wait until all hosts take part."""
+    """Start the supervisor, and wait until all hosts have joined."""
     from snapline.deploy.detached_fleet import certificates_of, check_place, connect, write_plan
 
-    certificates_of(plan)  # report errors of the plan here, not in the background
+    certificates_of(plan)  # report errors in the plan here rather than in the background
     asyncio.run(check_place(plan))
     if background_pid(folder) is None:
         write_plan(folder, plan)
@@ -108,10 +110,10 @@ def up_detached(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: 
 def recorded_plan(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "DetachedPlan":
-    """Return the plan that a fleet was started with from here; otherwise a plan from the settings.
+    """Return the plan with which this machine started the fleet. If there is none, build a plan from the settings.
 
     Raises:
-        NotFoundError: the fleet has another folder.
+        NotFoundError: If the fleet's folder is not the one that the settings name.
     """
     from snapline.deploy.data_directory import is_same_folder
     from snapline.deploy.detached_fleet import read_plan
@@ -130,7 +132,10 @@ def recorded_plan(
 
 
 def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
-    """End the supervisor and with it the fleet, then everything that an earlier supervisor left."""
+    """End the supervisor and its fleet, then everything that an earlier supervisor left behind.
+
+    If `is_dry` is set, only check that a supervisor runs.
+    """
     from snapline.deploy.detached_fleet import launcher_of
 
     is_kept = background_pid(folder) is not None
@@ -175,7 +180,8 @@ async def _keep(folder: Path, progress: FleetProgress) -> str:
 
 
 UP_TIMEOUT_S = 180.0
-"""Default time limit for a whole fleet to start. It takes seconds on one machine; a cluster may copy code to its nodes."""
+"""Default time limit in seconds for a whole fleet to start. This takes seconds on one machine, but a cluster may have to copy code to its
+nodes."""
 
 
 class Place(StrEnum):
@@ -417,7 +423,7 @@ def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
 
 
 def number_of(settings: UserSettings, key: str, text: str) -> float:
-    """Parse a numeric setting; for an invalid one, raise UsageError with its origin."""
+    """Parse a numeric setting. If it is invalid, raise UsageError with the setting's origin."""
     try:
         return float(text)
     except ValueError:
@@ -449,7 +455,7 @@ def _plan(
         raise UsageError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
     on_failure = settings.get("on_failure").value
     if place is Place.LOCAL and settings.get("on_failure").origin == "default":
-        on_failure = "restart"  # with "move", no dead host would be restarted on this machine, unlike elsewhere
+        on_failure = "restart"  # with "move", no dead host would be restarted on this machine, unlike at other places
     if on_failure not in ("move", "restart"):
         raise UsageError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
     return FleetPlan(

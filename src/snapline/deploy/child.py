@@ -1,27 +1,28 @@
-"""Start child processes of a launcher. Each has its own session and its own log file, and never lives longer than the launcher.
+"""Start a launcher's child processes. Each child has its own session and log file, and never outlives the launcher.
 
-Each child leads its own session, so a Ctrl-C at the terminal reaches only the launcher, and a signal to the child's process group also
-reaches the processes that the child started. When the child ends, the rest of its group is killed. `deploy/parent_watch.py` makes sure that
-a child dies with its launcher.
+Because each child leads its own session, a Ctrl-C at the terminal reaches only the launcher. A signal to the child's process group also
+reaches the processes that the child started. When a child ends, the launcher kills the rest of the child's process group.
+`deploy/parent_watch.py` makes sure that a child dies with its launcher.
 
-Starting a child is one short blocking call, so that a cancellation cannot leave an unknown process running. If a fork server runs, the
-child is forked from it. Otherwise a new program is started. A pidfd reports the exit of the program, which needs Linux, but no thread and
-no signal handler.
+Starting a child is one short blocking call, so a cancellation cannot leave an unknown process running. If a fork server runs, it forks the
+child. Otherwise the launcher starts a new program, whose exit a pidfd reports. A pidfd requires Linux, but neither a thread nor a signal
+handler.
 
 The fork server
 ---------------
-Imports take most of a start. So a launcher starts one *fork server* (`cli/fork_server.py`) that has imported everything, and sends it requests over a
-socket pair. Each request carries the descriptor of the child's log. The server has one thread, and of gRPC it has only the imported code, so that
-forking it is safe.
+Imports take most of a process's start time. So a launcher starts one *fork server* (`cli/fork_server.py`) that has already imported
+everything, and sends it requests over a socket pair. Each request carries the file descriptor of the child's log. The server is safe to
+fork because it has a single thread, and has imported gRPC but does not use it.
 
-The children belong to the server and die with the server, and the server dies with its launcher. The server reports each exit, and reaps
-the child on command. Until then the child's process id is not reused, so a signal never reaches another process.
+The server is the parent of the forked children. The children die with the server, and the server dies with its launcher. The server reports
+each exit, but reaps the child only when the launcher commands it. Until then the child's process id is not reused, so a signal never
+reaches another process.
 
-The launcher never depends on the server. In these cases it starts a child as a new program:
+The launcher does not depend on the server. The launcher starts the child as a new program in these cases:
 
-- the imported code has changed on disk, so the server refuses;
-- the command does not run snapline;
-- the child needs an environment variable that is read at program start.
+- The imported code has changed on disk, so the server refuses the request.
+- The command does not run snapline.
+- The child needs an environment variable that is read at program start.
 """
 
 import asyncio
@@ -42,25 +43,28 @@ from snapline.deploy.starting import begin, environment_of, parent_watch_command
 from snapline.folders import make_private
 
 FORKABLE = (sys.executable, "-m", "snapline")
-"""Prefix of the command lines that a server can run."""
+"""Prefix of the command lines that a fork server can run."""
 
 STARTUP_VARIABLE_PREFIXES = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
 """Prefixes of environment variables that are read at program start or at import."""
 
 REPLY_S = 10.0
-"""Time limit for an answer. A fork takes milliseconds; a server that is slower than this hangs."""
+"""Time limit for the fork server's reply. A fork takes milliseconds, so a slower server is considered hung."""
 
 CLOSE_S = 2.0
-"""Time limit for the server to read the last messages and end. It takes milliseconds, unless the server hangs."""
+"""Time limit for the fork server to read its remaining messages and exit. A server that does not hang needs only milliseconds."""
 
 READY_S = 20.0
-"""Time limit for all imports, on a busy machine."""
+"""Time limit for the fork server to import everything, even on a busy machine."""
 
 MESSAGE_BYTES = 1 << 17
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
-    """Start `snapline` with the arguments `words`. `changes`: differences from the server's environment, None for a variable to remove."""
+    """Start `snapline` with the arguments `words`.
+
+    `changes` maps each environment variable that differs from the server's to its new value, or to None if the variable is removed.
+    """
 
     words: list[str]
     changes: dict[str, str | None]
@@ -68,7 +72,7 @@ class StartFork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """Reap this child: the launcher has recorded its exit."""
+    """Reap this child, because the launcher has recorded its exit."""
 
     pid: int
 
@@ -84,13 +88,13 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkRefused(msgspec.Struct, frozen=True, tag=True):
-    """No child was started: the launcher has to start it in another way."""
+    """The server did not fork a child, so the launcher must start the child as a new program."""
 
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A child has ended; `code` is the negative signal number if a signal ended it."""
+    """A child has exited. `code` is its exit code, or the negative signal number if a signal killed it."""
 
     pid: int
     code: int
@@ -103,13 +107,13 @@ SERVER_MESSAGES: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decode
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill the rest of the process group of an ended, not yet reaped process: its children must not continue a run that is over."""
+    """Kill the remaining process group of an exited process that has not been reaped yet. The process's children must not outlive it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def is_forkable(command: Sequence[str]) -> bool:
-    """Return whether a server can run this command line."""
+    """Return whether a fork server can run this command line."""
     return tuple(command[: len(FORKABLE)]) == FORKABLE
 
 
@@ -117,29 +121,29 @@ class ForkedProcess:
     """A child of a fork server.
 
     Attributes:
-        returncode: None while the process runs; the negative signal number if a signal ended it.
+        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._pidfd = os.pidfd_open(pid)  # not reaped yet, so the id is still this child's
+        self._pidfd = os.pidfd_open(pid)  # the child is not reaped yet, so the id still belongs to it
         self._on_end: Callable[[], None] = lambda: None
 
     def call_on_end(self, then: Callable[[], None]) -> None:
-        """Call `then` once, when the process has ended."""
+        """Call `then` once, when the process has exited."""
         self._on_end = then
         if self.returncode is not None:
             then()
 
     def end(self, code: int) -> None:
-        """Record the exit code and report the end."""
+        """Record the exit code, and call the function that waits for the exit."""
         self.returncode = code
         os.close(self._pidfd)
         self._on_end()
 
     def await_kill(self) -> None:
-        """Wait for the kernel to kill this child, whose server is gone."""
+        """Wait until the kernel has killed this child because its fork server has died."""
         loop = asyncio.get_running_loop()
 
         def killed() -> None:
@@ -150,10 +154,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The launcher's side of a fork server. Call all methods in the event loop in which it was started.
+    """The launcher's side of a fork server. Call every method in the event loop in which the server was started.
 
     Attributes:
-        is_open: whether children can be forked.
+        is_open: whether the server can fork children.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class ForkServer:
 
     @classmethod
     async def start(cls, environment: Mapping[str, str]) -> Self | None:
-        """Start a fork server with this environment, tied to this process; None if it does not start."""
+        """Start a fork server with this environment that dies with this process. Return None if the server does not start."""
         begun = take_early_server() or begin(environment)
         server, connection = cls(*begun), begun.connection
         try:
@@ -187,9 +191,11 @@ class ForkServer:
         return server
 
     def fork(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> ForkedProcess | None:
-        """Start a child with this environment and its output to descriptor `log`; None: the caller has to start it in another way.
+        """Fork a child with this environment, whose output goes to the descriptor `log`.
 
-        The call blocks for some milliseconds, so that a cancellation cannot leave an unknown process running.
+        Return None if the server cannot fork the child. The caller must then start it as a new program.
+
+        The call blocks for some milliseconds instead of awaiting, so a cancellation cannot leave an unknown process running.
         """
         changes = self._changes(environment)
         if not self.is_open or not is_forkable(command) or changes is None:
@@ -204,22 +210,22 @@ class ForkServer:
             return None
         try:
             child = self._children[answer.pid] = ForkedProcess(answer.pid)
-        except ProcessLookupError:  # the server was killed since, and the child with it
+        except ProcessLookupError:  # the server was killed in the meantime, and the child died with it
             return None
         return child
 
     def _changes(self, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-        """Return the differences from the server's environment; None if one of them is only read at program start."""
+        """Return the variables that differ from the server's environment. Return None if one of them is only read at program start."""
         names = {*environment, *self._environment}
         changes = {x: environment.get(x) for x in names if environment.get(x) != self._environment.get(x)}
         return None if any(name.startswith(STARTUP_VARIABLE_PREFIXES) for name in changes) else changes
 
     def _await_answer(self) -> ServerMessage | None:
-        """Return the server's answer; None if there will be none. Then no unknown child is left either."""
+        """Return the server's reply, or None if the server is gone. If it is gone, it leaves no unknown child running."""
         while self.is_open:
             readable, _, _ = select.select([self._connection], [], [], REPLY_S)
             if not readable:
-                self._process.kill()  # then read its remaining messages
+                self._process.kill()  # the loop then reads its remaining messages
                 continue
             message = self._receive()
             if isinstance(message, Ended):
@@ -234,7 +240,7 @@ class ForkServer:
             self._on_child_ended(message)
 
     def _receive(self) -> ServerMessage | None:
-        """Return the next message; None if the server is gone, or if its messages were already read while a child was started."""
+        """Return the server's next message. Return None if the server is gone, or if `fork` has already read its messages."""
         try:
             received = self._connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -257,7 +263,7 @@ class ForkServer:
             self._on_server_gone()
 
     def _on_server_gone(self) -> None:
-        """Stop listening: the server is gone, and the kernel kills its children."""
+        """Stop listening to the server, which is gone. The kernel kills its children."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._connection)
@@ -266,7 +272,7 @@ class ForkServer:
             self._children.clear()
 
     def close(self) -> None:
-        """End the server and its children. On return, the server has reaped all ended children."""
+        """End the server and its children. When this call returns, the server has reaped all children that have exited."""
         limit_s = CLOSE_S if self.is_open else 0.0
         self._on_server_gone()
         self._connection.close()
@@ -278,18 +284,18 @@ class ForkServer:
 
 
 LOG_BYTES_MAX = 16 << 20
-"""A larger log is renamed to `*.log.1` when its child starts again. So the logs of a child that fails in a loop stay small,
-and its first failures can still be read for a while."""
+"""If a log is larger than this when its child restarts, the log is renamed to `*.log.1`. So a child that fails in a loop writes a bounded
+amount of logs, and its first failures stay readable for a while."""
 
 TAIL_BYTES = 4096
-"""Size of the end of a log that is read to explain an exit. A child's last line is much shorter."""
+"""Number of bytes read from the end of a log to explain an exit. A child's last line is much shorter."""
 
 
 class SpawnedProcess:
-    """A new program, a child of this process.
+    """A child process that was started as a new program.
 
     Attributes:
-        returncode: None while the process runs; the negative signal number if a signal ended it.
+        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
     """
 
     def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
@@ -308,7 +314,7 @@ class SpawnedProcess:
         return self._process.returncode
 
     def call_on_end(self, then: Callable[[], None]) -> None:
-        """Call `then` once, when the process has ended."""
+        """Call `then` once, when the process has exited."""
         loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
 
         def ended() -> None:
@@ -322,17 +328,17 @@ class SpawnedProcess:
 
 
 class Child:
-    """A running (or ended) child process.
+    """A child process that runs or has exited.
 
     Attributes:
-        name: name in messages, such as `h1` or `coordinator`.
-        log_path: file to which its stdout and stderr are appended.
+        name: the child's name in messages, such as `h1` or `coordinator`.
+        log_path: file to which the child's stdout and stderr are appended.
     """
 
     def __init__(self, name: str, log_path: Path, log_start: int, process: "SpawnedProcess | ForkedProcess") -> None:
         self.name = name
         self.log_path = log_path
-        self._log_start = log_start  # offset in the log where this run's output begins
+        self._log_start = log_start  # offset in the log at which this run's output begins
         self._process = process
         self._has_ended = asyncio.Event()
         process.call_on_end(self._has_ended.set)
@@ -347,9 +353,11 @@ class Child:
         environment: Mapping[str, str] | None = None,
         forks: ForkServer | None = None,
     ) -> Self:
-        """Start `command` (first item: absolute path of the program) with `environment` added to ours; use the fork server `forks` if possible.
+        """Start `command` with `environment` added to this process's environment.
 
-        The caller must run in the event loop that will wait for the child.
+        The first item of `command` is the program's absolute path. The fork server `forks` is used if it can run the command.
+
+        Call this in the event loop that will wait for the child.
         """
         _rotate_log(log_path)
         environ = environment_of(environment)
@@ -360,28 +368,31 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Return the process id, which is also the id of the child's session and process group."""
+        """The child's process id, which is also the id of its session and process group."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code: None while the child runs, the negative signal number if a signal ended the child."""
+        """The child's exit code, or the negative signal number if a signal killed the child. None while the child runs."""
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child's whole process group. Nothing happens if the child has ended."""
-        if self.exit_code is None:  # not reaped yet, so its id has not been reused
+        """Send a signal to the child's whole process group. Do nothing if the child has exited."""
+        if self.exit_code is None:  # the child is not reaped yet, so its id has not been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """Wait for the child's end; return the exit code. Any number of tasks may wait, and may be cancelled."""
+        """Wait until the child exits, and return its exit code. Several tasks may wait at the same time, and each may be cancelled."""
         await self._has_ended.wait()
         assert self.exit_code is not None
         return self.exit_code
 
     async def stop(self, grace_s: float, before_kill: Callable[[], None] = lambda: None) -> int:
-        """Send SIGTERM, and SIGKILL after `grace_s` seconds; return the exit code. `before_kill` is called before the SIGKILL."""
+        """Send SIGTERM to the child, and SIGKILL if it still runs after `grace_s` seconds. Return the exit code.
+
+        `before_kill` is called immediately before the SIGKILL.
+        """
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -391,12 +402,12 @@ class Child:
             return await self.kill()
 
     async def kill(self) -> int:
-        """Kill the child (SIGKILL) and reap it; return the exit code."""
+        """Kill the child with SIGKILL, reap it, and return its exit code."""
         self.signal(signal.SIGKILL)
         return await self.wait()
 
     def last_line(self) -> str:
-        """Return the last line that the child wrote, or "". By convention this line is the reason for the exit."""
+        """Return the last line that the child wrote, or "" if it wrote none. By convention this line states the reason for the exit."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -407,7 +418,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code as `exit code 3` or `SIGKILL`."""
+    """Describe an exit code, for example as `exit code 3` or `SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -417,7 +428,10 @@ def describe_exit(code: int) -> str:
 
 
 def _rotate_log(log_path: Path) -> None:
-    """Start a new log file once the old one is large, and rename the old one. An earlier renamed file is overwritten."""
+    """Rename the log file if it exceeds `LOG_BYTES_MAX`, so that the next run starts a new one.
+
+    Overwrite the file of the previous renaming.
+    """
     make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
         log_path.replace(log_path.with_name(log_path.name + ".1"))

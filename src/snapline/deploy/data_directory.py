@@ -1,18 +1,18 @@
-"""Paths and lock of the folder of a local fleet, the `--data-dir` of the command line.
+"""The paths and the lock of a local fleet's folder, which is the `--data-dir` of the command line.
 
     DIR/store               snapshots
     DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
-    DIR/coordinator.json    address of the coordinator; with several replicas: those of c1, c2 …, separated by commas
+    DIR/coordinator.json    the coordinator's address; with several replicas: the addresses of c1, c2 …, separated by commas
     DIR/logs/*.log          output of each process; `snapline logs` merges the files
     DIR/traces/*.jsonl      traces of the hosts, with --trace; `snapline analyze DIR/traces` reads them
-    DIR/marks/*.marks       the turn that each host is running, to explain the exit of a process that dies in a turn
+    DIR/marks/*.marks       the turn that each host is running, to explain why a process died during a turn
     DIR/metrics/*.json      address where each process serves its metrics, with --metrics
-    DIR/hosts-wanted        number of hosts of the fleet while a keeper runs; `snapline scale` writes it
-    DIR/launcher.json       of `snapline up`: process that keeps the fleet; its output is in DIR/launcher.log
-    DIR/keeper              of `snapline up --on podman`: output of the keeper
-    DIR/launcher.lock       held while a launcher runs here, so that only one fleet uses the folder
+    DIR/hosts-wanted        target number of hosts while a supervising process runs; `snapline scale` writes it
+    DIR/launcher.json       written by `snapline up`: the process that supervises the fleet; its output is in DIR/launcher.log
+    DIR/keeper              written by `snapline up --on podman`: output of the supervising process
+    DIR/launcher.lock       locked while a launcher runs here, so that only one fleet uses the folder
 
-A second launcher in the same folder ends with exit code 11.
+If a launcher already runs in the folder, a second launcher exits with code 11.
 """
 
 import contextlib
@@ -34,27 +34,30 @@ ADDRESS_FILE, LOCK_FILE = "coordinator.json", "launcher.lock"
 
 PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200
 """A coordinator keeps its port across restarts. The port is below Linux's ephemeral ports (32768 and up), because an outgoing connection
-could occupy one of those while the coordinator is down. If 200 attempts fail, something else is wrong."""
+could occupy an ephemeral port while the coordinator is down. If 200 attempts fail, the cause is not occupied ports."""
 
 
 def is_same_folder(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths name the same place, also through symbolic links and for paths that do not exist."""
+    """Return whether two paths name the same file or folder. Symbolic links are resolved, and the paths need not exist."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def marks_of(data_dir: Path, host: str) -> Path:
-    """Return the path of the file where a host marks the turn that it is running."""
+    """Return the path of the file in which a host marks the turn that it is running."""
     return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
 class DirectoryInUseError(UsageError):
-    """Another launcher runs on this folder."""
+    """Another launcher already uses this folder."""
 
     exit_code = 11
 
 
 def lock(data_dir: Path) -> int:
-    """Lock the folder for this launcher. The kernel releases the lock when the process ends, in any way."""
+    """Lock the folder for this launcher and return the lock's descriptor.
+
+    The kernel releases the lock when the process exits, for any reason.
+    """
     try:
         return lock_file(data_dir / LOCK_FILE)
     except LockHeldError as error:
@@ -66,11 +69,13 @@ def lock(data_dir: Path) -> int:
 
 @contextlib.contextmanager
 def folder_of_fork(folder: Path) -> Iterator[Path]:
-    """Yield the path for a fork's store. Until the block ends, no fleet can start in the folder and no other fork can be made there.
+    """Yield the path for the store of a fork.
+
+    Until the block ends, no fleet can start in the folder, and no other fork can be created there.
 
     Raises:
-        UsageError: the folder belongs to a fleet.
-        DirectoryInUseError: a fleet runs there, or a fork is being made.
+        UsageError: If the folder belongs to a fleet.
+        DirectoryInUseError: If a fleet runs in the folder, or a fork is being created there.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -84,11 +89,13 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:
-    """Return the addresses of the previous run if their ports are free, so that clients can still use them; otherwise new ones.
+    """Return the addresses of the previous run if their ports are free, otherwise new addresses.
+
+    Clients can then continue to use the old addresses.
 
     Raises:
-        UsageError: the fleet in this folder has another number of coordinators. A member without its recorded votes must not
-            take part.
+        UsageError: If the fleet in this folder has another number of coordinators. A coordinator that has lost its recorded votes must not
+            vote again.
     """
     earlier = read_addresses(data_dir)
     if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():
@@ -112,7 +119,7 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
 
 
 def write_address(data_dir: Path, address: str) -> None:
-    """Write the coordinator's address, or several separated by commas."""
+    """Write the coordinator's address, or several addresses separated by commas."""
     content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address}
     path = data_dir / ADDRESS_FILE
     scratch = path.with_name(path.name + ".new")
@@ -121,12 +128,12 @@ def write_address(data_dir: Path, address: str) -> None:
 
 
 def read_address(data_dir: Path) -> str | None:
-    """Return the last address of the folder's coordinator, or several separated by commas; None if unknown."""
+    """Return the last known address of the folder's coordinator, or None if there is none. Several addresses are separated by commas."""
     return ",".join(read_addresses(data_dir)) or None
 
 
 def read_addresses(data_dir: Path) -> list[str]:
-    """Return the addresses as a list, in the order c1, c2 …; empty if the file is missing or has no address."""
+    """Return the coordinators' addresses, ordered by name. Return an empty list if the file is missing or contains an invalid address."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
         addresses = content["address"].split(",")
@@ -137,12 +144,12 @@ def read_addresses(data_dir: Path) -> list[str]:
 
 
 def describe_count(count: int) -> str:
-    """Format the number as `1 coordinator` or `3 coordinators`."""
+    """Format a number of coordinators, for example as `1 coordinator` or `3 coordinators`."""
     return f"{count} coordinator{'' if count == 1 else 's'}"
 
 
 def is_free(address: str, port: int) -> bool:
-    """Return whether a process can listen on this port of this machine's address."""
+    """Return whether a process can listen on this port at `address`, which is an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

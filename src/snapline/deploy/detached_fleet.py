@@ -1,8 +1,9 @@
 """Supervise a fleet on other machines or in containers from a background process on this machine.
 
-`snapline up` starts the process and returns. The process reads `plan.json` in the fleet's local folder, which holds no secrets, and writes the
-coordinator's address next to it, as a local fleet does. If the process is killed, the fleet keeps running; the next `up` starts a new process
-that takes over the running fleet. The process needs the launcher's programs: `ssh`, podman, or Slurm's on a machine of the cluster.
+`snapline up` starts the background process and returns. The process reads `plan.json`, which contains no secrets, in the fleet's local
+folder. The process writes the coordinator's address to the same folder, as a local fleet does. If the process is killed, the fleet keeps
+running, and the next `snapline up` starts a new process that takes the fleet over. The process requires the launcher's programs: `ssh`,
+podman, or Slurm's programs on a machine of the cluster.
 """
 
 import asyncio
@@ -34,27 +35,28 @@ from snapline.security.transport import RELOAD_S, Security
 PLAN_FILE = "plan.json"
 
 LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
-"""Names of the certificates that this process uses. The operator certificate authorizes the request for the last snapshot before a time
-limit."""
+"""Names of the certificates that the background process uses. The operator certificate authorizes the request for a last snapshot before
+Slurm's time limit."""
 
 DetachedPlace = Literal["ssh", "podman", "slurm", "ray"]
-"""Places of a supervised fleet. Only chaos uses "ray" here: an actor supervises what `snapline up` starts on Ray (`deploy/ray_fleet.py`)."""
+"""Kinds of places where a background process can supervise a fleet. Only `snapline chaos` uses "ray" here: a fleet that `snapline up`
+starts on Ray is supervised by an actor (`deploy/ray_fleet.py`)."""
 
 
 class DetachedPlan(msgspec.Struct, frozen=True):
-    """Plan of a fleet to run: what runs, and where.
+    """Plan that says which fleet runs, and where.
 
     Attributes:
         place: the kind of place.
-        what: the fleet, its hosts and coordinators.
+        what: plan of the fleet, its hosts and its coordinators.
         address: address of the Ray cluster.
-        machines: names of the machines for `ssh`.
+        machines: destinations for `ssh`.
         ssh: the ssh program and its options.
-        sbatch: options of `sbatch`.
-        python: path of the Python interpreter on the machines; empty: the default.
+        sbatch: options for `sbatch`.
+        python: path of the Python interpreter on the machines. If empty, the launcher's default is used.
         image: image of the containers.
-        code: the remote folder with the fleet's module; for containers the local one.
-        tls: a local folder made by `snapline auth init`, on Slurm shared by all nodes; empty: no TLS.
+        code: the remote folder with the fleet's module, or the local folder if the fleet runs in containers.
+        tls: a local folder created by `snapline auth init`, which all nodes share on Slurm. If empty, TLS is off.
     """
 
     place: DetachedPlace
@@ -77,17 +79,17 @@ def write_plan(folder: Path, plan: DetachedPlan) -> None:
 
 
 def read_plan(folder: Path) -> DetachedPlan | None:
-    """Return the plan written by `write_plan`; None if there is none."""
+    """Return the plan that `write_plan` wrote, or None if the folder has no plan."""
     if not (folder / PLAN_FILE).exists():
         return None
     return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=DetachedPlan)
 
 
 def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
-    """Return the certificates of all processes of the fleet.
+    """Return the certificates of all processes of the fleet, or an empty dict if the fleet uses none.
 
     Raises:
-        UsageError: a certificate is missing; the message says how to make it.
+        UsageError: If a certificate is missing. The message explains how to create it.
     """
     if not plan.tls:
         return {}
@@ -100,10 +102,10 @@ def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
 
 
 def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
-    """Return the current certificate files of one process, read again because they may have been renewed or added.
+    """Read and return the current certificate files of one process. The files may have been renewed or added since the last call.
 
     Raises:
-        ExternalFailureError: a file is missing; a later start may find it.
+        ExternalFailureError: If a file is missing. A later attempt to start the process may succeed.
     """
     if not plan.tls:
         return {}
@@ -116,15 +118,15 @@ def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
 
 
 class DetachedLauncher(Launcher, Protocol):
-    """A launcher whose processes outlive it."""
+    """A launcher whose processes keep running when the launcher ends."""
 
     async def sweep(self) -> list[str]:
-        """End everything that earlier launchers of this fleet left behind; return descriptions of the ended parts."""
+        """End everything that earlier launchers of this fleet left behind, and describe what was ended."""
         ...
 
 
 def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note: None) -> DetachedLauncher:
-    """Return the launcher for this plan."""
+    """Return the launcher for the plan's place."""
     if plan.place == "slurm":
         return SlurmLauncher(
             plan.what.name,
@@ -165,11 +167,11 @@ def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note
 
 
 async def check_place(plan: DetachedPlan) -> None:
-    """Check the place before anything is started. The check takes seconds.
+    """Check whether the fleet can run at its place, before anything is started. The check takes seconds.
 
     Raises:
-        UsageError: the fleet can never run there as requested; the message says what to change.
-        ExternalFailureError: the place does not answer.
+        UsageError: If the fleet can never run at the place as requested. The message says what to change.
+        ExternalFailureError: If the place does not answer.
     """
     launcher = launcher_of(plan)
     if isinstance(launcher, SlurmLauncher):
@@ -177,13 +179,13 @@ async def check_place(plan: DetachedPlan) -> None:
 
 
 def _folders(store: str) -> list[Path]:
-    """Return the folder of a local store; an empty list for a store in a bucket."""
+    """Return a list with the store's local folder, or an empty list for a store in a bucket."""
     scheme, separator, path = store.rpartition("://")
     return [Path(path)] if path and (not separator or scheme == "file") else []
 
 
 def commands_for(plan: DetachedPlan) -> Commands:
-    """Return the command lines of the fleet's processes. On Slurm they read the user's certificates from a path that all nodes share."""
+    """Return the builder of the fleet's command lines. On Slurm, processes read the certificates from a path that all nodes share."""
     fleet_plan = plan.what
     if plan.place != "slurm":
         return commands_of(fleet_plan, is_tls=bool(plan.tls))
@@ -212,7 +214,7 @@ def _trust(plan: DetachedPlan, owner: str) -> tuple[str, ...]:
 
 
 def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
-    """Return a client with the rights of this certificate owner."""
+    """Return a client of the coordinator that uses the certificate of `owner`."""
     if not plan.tls:
         return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
     folder = Path(plan.tls)
@@ -222,10 +224,10 @@ def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> Coordina
 
 
 async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetStatus], None]) -> Ending:
-    """Run the fleet of this folder until it ends; if cancelled, take the fleet down.
+    """Run the fleet of this folder until the fleet ends, and return how it ended. If cancelled, shut the fleet down.
 
     Raises:
-        SnaplineError: the fleet cannot be supervised, or a part of it could not be taken down.
+        SnaplineError: If the fleet cannot be supervised, or a part of it could not be shut down.
     """
     plan = read_plan(folder)
     if plan is None:
@@ -259,14 +261,14 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
 async def _renew_certificates_periodically(
     fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
-    """Send changed certificates of the folder to the processes, until cancelled.
+    """Send the certificates in the plan's folder to the processes whenever the files change, until cancelled.
 
-    Files are renewed one after the other. A process rejects a set of files that do not match yet, and gets the complete set at the next check.
-    On Slurm the processes read the folder themselves.
+    The user's renewal replaces the files one after another. A process rejects a set of files that do not match each other, and receives the
+    complete set after the next check. On Slurm the processes read the folder themselves.
     """
     while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)
-        with contextlib.suppress(UsageError):  # a file is just being replaced
+        with contextlib.suppress(UsageError):  # a file is currently being replaced
             certificates = await asyncio.to_thread(certificates_of, plan)
             if certificates != known:
                 known = certificates

@@ -1,16 +1,18 @@
-"""Launch agent: starts a launcher's processes on another machine, as its children, and watches them.
+"""Run a launch agent, which starts a launcher's processes on another machine as its children and watches them.
 
-    python -m snapline.deploy.launch_agent bridge FOLDER     connects the standard streams to FOLDER's launch agent; starts it if necessary
-    python -m snapline.deploy.launch_agent serve FOLDER      runs the launch agent until it is closed or idle for a while
+    python -m snapline.deploy.launch_agent bridge FOLDER     connect the standard streams to FOLDER's launch agent, and start it if
+    necessary python -m snapline.deploy.launch_agent serve FOLDER      run the launch agent until a launcher closes it or it has been idle
+    for a while
 
-The launcher reaches a launch agent through a program that runs a command elsewhere, such as `ssh`. That command is the *bridge*. The launch agent
-itself does not depend on a connection: if one breaks, the processes run on, and the next connection, from any launcher, finds them. The children
-die with the launch agent (`deploy/parent_watch.py`). A launch agent without children and connections ends by itself.
+The launcher reaches a launch agent through a program such as `ssh`, which runs a command on another machine. That command is called the
+*bridge*. The launch agent does not depend on a connection. If a connection breaks, the processes keep running, and the next connection from
+any launcher finds them. The children die with the launch agent (`deploy/parent_watch.py`). A launch agent exits when it has neither
+children nor connections for a while.
 
-One launcher *holds* a launch agent: the last launcher that opened it. The launch agent refuses commands of earlier launchers. So two
-launchers never work against each other, and a command sent before a close cannot start a process after the close.
+The last launcher that opened a launch agent *holds* it. The launch agent rejects commands from earlier launchers. So two launchers never
+control the same processes, and a command that was sent before a close cannot start a process after the close.
 
-The socket and the keys of the processes are in a folder in memory (`runtime_folder`), which only its user can read.
+The socket and the processes' keys are in a memory-backed folder (`runtime_folder`) that only its user can read.
 """
 
 import argparse
@@ -52,34 +54,34 @@ from snapline.folders import make_private
 from snapline.security.printable import printable
 
 IDLE_S = 60.0
-"""Time after which an idle launch agent ends. A launcher opens the launch agent a moment before the launcher starts a process."""
+"""Time in seconds after which an idle launch agent exits. A launcher starts a process within moments of opening the launch agent."""
 
 LOOK_S = 1.0
-"""Interval between two checks for idleness."""
+"""Interval in seconds between two checks whether the launch agent is idle."""
 
 START_LIMIT_S, START_LOOK_S = 60.0, 0.02
-"""Time limit for a started launch agent to listen, and polling interval. Starting takes half a second, or ten times as long on a busy
-machine."""
+"""Time limit in seconds for a new launch agent to start listening, and the polling interval. Starting takes half a second, or ten times as
+long on a busy machine."""
 
 SHUTDOWN_GRACE_S = 10.0
-"""Time limit for open requests and connections when the launch agent ends."""
+"""Time limit in seconds for open requests, and then for open connections, to finish when the launch agent exits."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
-"""Time between SIGTERM and SIGKILL when the place's time is up or SIGTERM ends this launch agent. Hosts take a last snapshot
-meanwhile."""
+"""Time in seconds between SIGTERM and SIGKILL when Slurm's time limit or a SIGTERM ends this launch agent. Hosts take a last snapshot
+during this time."""
 
 NOT_RUNNING = 69
-"""Exit code of a bridge with `--must-run` that found no launch agent (EX_UNAVAILABLE of sysexits.h)."""
+"""Exit code of a bridge with `--must-run` that finds no running launch agent (EX_UNAVAILABLE of sysexits.h)."""
 
 MEMORY = Path("/dev/shm")
 SOCKET, KEYS = "post.sock", "keys"
 
 
 def runtime_folder(key: str) -> Path:
-    """Return the folder of this key's launch agent for its socket and its processes' keys; in memory if Linux has such a file system.
+    """Return the folder for the socket and the keys of this key's launch agent. The folder is in memory if Linux has such a file system.
 
     Raises:
-        UsageError: the parent folder belongs to another user, or others can access it.
+        UsageError: If the parent folder belongs to another user, or other users can access it.
     """
     parent = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     root = parent / f"snapline-posts-{os.getuid()}"
@@ -91,27 +93,27 @@ def runtime_folder(key: str) -> Path:
 
 
 class LaunchAgent:
-    """The processes of one launcher on this machine."""
+    """Server that starts and watches one launcher's processes on this machine."""
 
     def __init__(self, runtime: Path, data_dir: Path) -> None:
-        """Create the launch agent; `data_dir`: folder for logs."""
+        """Create the launch agent. `data_dir` is the folder for logs."""
         self._runtime = runtime
         self._launcher = LocalLauncher(data_dir)
         self._holder = ""
-        self._ports: dict[str, int] = {}  # by coordinator, which keeps its port
+        self._ports: dict[str, int] = {}  # by coordinator, because each coordinator keeps its port
         self._latest: dict[str, Handle] = {}  # by name
         self._shutdown_commands: dict[str, tuple[str, ...]] = {}  # by name
-        self._evicted: set[Handle] = set()  # ended by this launch agent, because its place ends
+        self._evicted: set[Handle] = set()  # handles that this launch agent ended, because it exits
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
     async def serve(self, idle_s: float) -> None:
-        """Listen until closed or idle; then end all processes and remove all files."""
+        """Listen until a launcher closes the launch agent or it is idle for `idle_s`. Then end all processes and remove all files."""
         make_private(self._runtime)
-        shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # left by a launch agent that was killed
+        shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # keys that a killed launch agent left behind
         (self._runtime / SOCKET).unlink(missing_ok=True)
-        scratch = self._runtime / f"{SOCKET}.new"  # renamed once it listens, so that connecting to it never fails
+        scratch = self._runtime / f"{SOCKET}.new"  # renamed once the server listens, so that connecting never fails
         scratch.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._on_connection, scratch, limit=LINE_BYTES_MAX)
         scratch.rename(self._runtime / SOCKET)
@@ -133,12 +135,15 @@ class LaunchAgent:
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
-        """End all processes here, without a command of the launcher."""
+        """Exit, and end all processes on this machine, although the launcher has not commanded it."""
         self._evicted |= set(self._latest.values())
         self._is_over.set()
 
     async def shut_down(self) -> bool:
-        """Run all shutdown commands concurrently because the place's time is up, then end their processes; False if there are none."""
+        """Run all shutdown commands concurrently, and end each command's process afterwards. Slurm's time limit is near.
+
+        Return False if there are no shutdown commands.
+        """
         await asyncio.gather(
             *(self._shut_down_process(name, command) for name, command in self._shutdown_commands.items())
         )
@@ -175,7 +180,7 @@ class LaunchAgent:
                 reply = asyncio.create_task(self._reply(request, writer))
                 self._tasks.add(reply)
                 reply.add_done_callback(self._tasks.discard)
-        except (OSError, ValueError):  # the connection broke in the middle of a line
+        except (OSError, ValueError):  # the connection broke while a line was being sent
             pass
         finally:
             del self._connections[task]
@@ -190,7 +195,7 @@ class LaunchAgent:
             self._is_over.set()
 
     async def answer(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Carry out the request if its sender holds this launch agent."""
+        """Carry out the request and return the reply. Return a fault if the sender does not hold this launch agent or the request fails."""
         if request.word == "hold":
             self._holder = request.holder
         if request.holder != self._holder:
@@ -234,13 +239,17 @@ class LaunchAgent:
         return LaunchAgentReply(request.id)
 
     def _exit_to_report(self, handle: Handle, found: Exit | None) -> Exit | None:
-        """Return the exit to report. An evicted host exits with 0, which would mean that its fleet is over, so its code is hidden."""
+        """Return the exit to report to the launcher.
+
+        If this launch agent ended the host itself, the exit code is hidden. Such a host exits with 0, which would mean that the fleet has
+        ended.
+        """
         if found is None or handle not in self._evicted:
             return found
         return Exit(None, "ended by its place", found.last_words, found.log)
 
     async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...]) -> Handle:
-        """Start a process. A request repeated because its answer was lost does not start a second one."""
+        """Start a process and return its handle. A request that is repeated because its reply was lost does not start a second process."""
         latest = self._latest.get(spec.name)
         if latest is not None and latest.instance == spec.instance:
             return latest
@@ -283,7 +292,8 @@ def serve(
 ) -> None:
     """Run the launch agent until it ends.
 
-    SIGTERM ends it cleanly. SIGUSR1 runs the shutdown commands; then the launch agent ends, unless `on_time_limit` returns True.
+    SIGTERM ends the launch agent cleanly. SIGUSR1 runs the shutdown commands. If there are any, the launch agent then ends, unless
+    `on_time_limit` returns True.
     """
 
     async def run() -> None:
@@ -304,7 +314,7 @@ def serve(
 
 
 def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
-    """Connect the standard streams to the launch agent; start it if it does not run, unless it `must_run` already."""
+    """Connect the standard streams to the launch agent. If it does not run, start it, or fail if `must_run` is set."""
     import snapline
 
     runtime = runtime_folder(key)
@@ -317,14 +327,14 @@ def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
         while received := joined.recv(65_536):
             _write_all(received)
     sys.stdout.flush()
-    os._exit(0)  # the other thread waits for input that may never come
+    os._exit(0)  # the other thread is still waiting for input that may never come
 
 
 def _pump_in(joined: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while chunk := os.read(sys.stdin.fileno(), 65_536):
             joined.sendall(chunk)
-    os._exit(0)  # the caller has gone; waiting requests stay in the launch agent
+    os._exit(0)  # the caller is gone, but its requests continue in the launch agent
 
 
 def _write_all(content: bytes) -> None:
@@ -347,7 +357,7 @@ def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket
         return _join(runtime)
     lock = os.open(runtime.parent, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two bridges must start only one launch agent
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two bridges together must start only one launch agent
         with contextlib.suppress(OSError):
             return _join(runtime)
         logs = data_dir / LOGS_FOLDER
@@ -384,7 +394,7 @@ def _await_launch_agent(started: "subprocess.Popen[bytes]", runtime: Path, logs:
 
 
 def main() -> None:
-    """Run one of the two programs."""
+    """Run the bridge or the launch agent, as the arguments say."""
     parser = argparse.ArgumentParser(prog="python -m snapline.deploy.launch_agent")
     parser.add_argument("what", choices=("bridge", "serve"))
     parser.add_argument("key")

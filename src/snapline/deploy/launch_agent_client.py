@@ -1,12 +1,13 @@
 """Send a launcher's requests to one launch agent.
 
-This module has the messages, one connection, and a client that reconnects as often as necessary.
+This module defines the messages, a single connection, and a client that reconnects as often as necessary.
 
-Each message is one line of JSON. The launch agent's first line is a greeting. A login shell may print anything before it, so the launcher skips
-lines that are no greeting. A connection runs over the standard streams of a program such as `ssh`.
+Each message is one line of JSON. The launch agent's first message is a greeting. A login shell may print anything before the greeting, so
+the launcher skips all other lines. A connection uses the standard streams of a program such as `ssh`.
 
-A broken connection proves nothing about the processes, so the client reconnects and repeats its requests. All requests to a launch agent may be
-repeated. Waiting for an exit lasts until the launch agent reports it, or until dialling shows that the launch agent is gone permanently.
+A broken connection does not show that the processes have ended, so the client reconnects and resends its requests. Every request to a
+launch agent can be repeated safely. The client waits for an exit until the launch agent reports it, or until a failed connection shows that
+the launch agent is permanently gone.
 """
 
 import asyncio
@@ -24,15 +25,17 @@ from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 GREETING_LINES_MAX = 200
-"""Largest number of lines that a login may print before the greeting; a message of the day is shorter."""
+"""Largest number of lines that a login shell may print before the greeting. A message of the day is shorter."""
 
 LINE_BYTES_MAX = 4 << 20
-"""Largest size of one request or answer; the largest holds a command line and some certificates."""
+"""Largest size in bytes of one request or reply. The largest request contains a command line and some certificates."""
 
 RequestKind = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
 
 Fault = Literal["", "unheld", "replaced", "failed"]
-"""Fault of a request. `unheld`: no launcher holds this launch agent, such as after its restart; `replaced`: another launcher took it over."""
+"""Reason why a launch agent did not carry out a request. `unheld` means that no launcher holds the launch agent, for example after it
+restarted. `replaced` means that another launcher has taken it over. `failed` means that carrying out the request failed. An empty string
+means success."""
 
 
 class LaunchAgentGreeting(msgspec.Struct, frozen=True):
@@ -40,7 +43,7 @@ class LaunchAgentGreeting(msgspec.Struct, frozen=True):
 
     Attributes:
         snapline: version of snapline.
-        address: the machine's address under which the caller reached it; empty if unknown there.
+        address: the address at which the caller reached the machine, or an empty string if the launch agent does not know it.
     """
 
     snapline: str
@@ -53,13 +56,13 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
     Attributes:
         holder: id of the launcher that sends it.
         word: the command.
-        id: number of the request on this connection.
-        name, address: name and address of a coordinator that needs a port there.
+        id: sequence number of the request on this connection.
+        name, address: name and address of the coordinator for which a port is requested.
         spec: the process to start.
-        handle: the process that the command is for.
-        files: file name → content, for certificates and keys.
-        shutdown: command that runs before the process is ended because the place's time is up.
-        grace_s: time between SIGTERM and SIGKILL (`stop` only).
+        handle: the process to which the command applies.
+        files: content of each certificate and key by file name.
+        shutdown: command that runs before the process is ended because of Slurm's time limit.
+        grace_s: time in seconds between SIGTERM and SIGKILL. Only `stop` uses it.
     """
 
     holder: str
@@ -75,7 +78,7 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
 
 
 class LaunchAgentReply(msgspec.Struct, frozen=True):
-    """Result of the request with this id."""
+    """A launch agent's reply to the request with this id."""
 
     id: int
     fault: Fault = ""
@@ -86,23 +89,23 @@ class LaunchAgentReply(msgspec.Struct, frozen=True):
 
 
 def encode_line(said: msgspec.Struct) -> bytes:
-    """Encode a message as one line."""
+    """Encode a message as one line of JSON."""
     return msgspec.json.encode(said) + b"\n"
 
 
 STDERR_BYTES_MAX = 4096
-"""Size of the end of the program's stderr that is kept to explain its exit."""
+"""Number of bytes kept from the end of the connecting program's stderr, to explain its exit."""
 
 END_S = 5.0
-"""Time limit for the program to end once its input is closed; after that it is killed."""
+"""Time limit in seconds for the connecting program to exit after its input is closed. If it takes longer, it is killed."""
 
 
 class ConnectionLostError(ExternalFailureError):
-    """The connection was lost; the request may have been carried out."""
+    """The connection to a launch agent was lost. The request may or may not have been carried out."""
 
 
 class LaunchAgentMissingError(ExternalFailureError):
-    """The program ended before a launch agent answered.
+    """The connecting program exited before a launch agent answered.
 
     Attributes:
         code: the program's exit code.
@@ -133,11 +136,11 @@ class LaunchAgentConnection:
 
     @classmethod
     async def open(cls, command: Sequence[str]) -> Self:
-        """Run the program, and wait for the launch agent's greeting.
+        """Run the connecting program `command`, wait for the launch agent's greeting, and return the connection.
 
         Raises:
-            LaunchAgentMissingError: the program ended without a greeting.
-            ExternalFailureError: the program cannot be run, or the launch agent has another version of snapline.
+            LaunchAgentMissingError: If the program exited before a greeting arrived.
+            ExternalFailureError: If the program cannot be run, or the launch agent has another version of snapline.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -159,10 +162,10 @@ class LaunchAgentConnection:
         return connection
 
     async def call(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Send the request, and wait for the answer.
+        """Send the request, and return the reply.
 
         Raises:
-            ConnectionLostError: the connection is gone.
+            ConnectionLostError: If the connection is closed or breaks.
         """
         if self._reading is None or self._reading.done():
             raise ConnectionLostError("the connection is closed")
@@ -179,7 +182,7 @@ class LaunchAgentConnection:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """End the program."""
+        """Close the connection by ending the program."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -238,39 +241,40 @@ class LaunchAgentConnection:
 
 
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
-"""Pause between two attempts to reconnect to a launch agent; doubled each time, up to the maximum."""
+"""Pause in seconds before the client first retries a connection, and the maximum. The pause doubles with each attempt."""
 
 DIAL_LIMIT_S = 60.0
-"""Time limit for one attempt to connect: a busy machine takes a while to start Python."""
+"""Time limit in seconds for one attempt to connect. A busy machine takes a while to start Python."""
 
 UNREACHED_S = 10.0
-"""Time in addition to the grace period that a stop waits for an unreachable launch agent."""
+"""Time in seconds, in addition to the grace period, for which `stop` waits for an unreachable launch agent."""
 
 CLOSE_S = 30.0
-"""Time limit for a launch agent to end its processes: two seconds of grace, and a margin for a busy machine."""
+"""Time limit in seconds for a launch agent to end its processes. The limit includes two seconds of grace and a margin for a busy
+machine."""
 
 Dial = Callable[[], Awaitable[LaunchAgentConnection]]
 
 
 class LaunchAgentGoneError(ExternalFailureError):
-    """The launch agent has ended, and its processes with it."""
+    """The launch agent has exited, and its processes have ended with it."""
 
 
 class ReplacedError(UsageError):
-    """A second launcher has taken the launch agent over."""
+    """Another launcher has taken the launch agent over."""
 
 
 class LaunchAgentClient:
-    """One launcher's client of one launch agent.
+    """A launcher's client of one launch agent.
 
     Attributes:
-        where: the launcher's name of the machine.
-        address: address of the machine, from the greeting; empty before the first connection.
+        where: the launcher's name for the machine.
+        address: the machine's address from the greeting, or an empty string before the first connection.
         is_replaced: whether another launcher has taken the launch agent over.
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """Create the client. `dial` opens a connection; it raises LaunchAgentGoneError if the launch agent is gone permanently."""
+        """Create the client. `dial` opens a connection, or raises LaunchAgentGoneError if the launch agent is permanently gone."""
         self.where = where
         self.address = ""
         self.is_replaced = False
@@ -282,10 +286,10 @@ class LaunchAgentClient:
         self._is_held = self._is_closed = False
 
     async def hold(self) -> None:
-        """Take the launch agent over for this launcher. Unlike other calls, this one does not retry a failed connection.
+        """Take over the launch agent for this launcher. Unlike other methods, this method does not retry a failed connection.
 
         Raises:
-            SnaplineError: the launch agent cannot be reached.
+            SnaplineError: If the launch agent cannot be reached.
         """
         async with self._dial_lock:
             self._line = await self._connect()
@@ -293,48 +297,51 @@ class LaunchAgentClient:
         await self._call(LaunchAgentRequest(self._holder, "hold"))
 
     async def port(self, name: str, address: str) -> int:
-        """Return a free port on that machine for this coordinator; the same one each time."""
+        """Return a free port on the launch agent's machine for this coordinator. Repeated calls return the same port."""
         return (await self._call(LaunchAgentRequest(self._holder, "port", name=name, address=address))).port
 
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...] = ()) -> Handle:
-        """Start like `Launcher.start`. The command `shutdown` runs before the process is ended because the place's time is up."""
+        """Same as `Launcher.start`, but also register the command `shutdown`.
+
+        This command runs before the process is ended because of Slurm's time limit.
+        """
         request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), shutdown=shutdown)
         handle = (await self._call(request)).handle
         assert handle is not None
         return msgspec.structs.replace(handle, where=self.where)
 
     async def watch(self, handle: Handle) -> Exit:
-        """Watch; see `Launcher.watch`."""
+        """Same as `Launcher.watch`."""
         return await self._exit("watch", handle) or self._gone("gone")
 
     async def status(self, handle: Handle) -> Exit | None:
-        """Return the status; see `Launcher.status`."""
+        """Same as `Launcher.status`."""
         return await self._exit("status", handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """Stop like `Launcher.stop`; give up on an unreachable launch agent after `grace_s` and `UNREACHED_S`."""
+        """Same as `Launcher.stop`, but give up if the launch agent is unreachable for `grace_s + UNREACHED_S` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s + UNREACHED_S):
                 return await self._exit("stop", handle, grace_s) or self._gone("gone")
         return self._gone(f"{self.where} does not answer")
 
     async def kill(self, handle: Handle) -> None:
-        """Kill; see `Launcher.kill`."""
+        """Same as `Launcher.kill`."""
         await self._send("kill", handle)
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze; see `Launcher.freeze`."""
+        """Same as `Launcher.freeze`."""
         await self._send("freeze", handle)
 
     async def thaw(self, handle: Handle) -> None:
-        """Thaw; see `Launcher.thaw`."""
+        """Same as `Launcher.thaw`."""
         await self._send("thaw", handle)
 
     async def close(self) -> None:
-        """End the launch agent and its processes, unless it was never held or another launcher holds it.
+        """End the launch agent and its processes. Leave them running if this launcher never held the launch agent or no longer holds it.
 
         Raises:
-            ExternalFailureError: the launch agent cannot be reached.
+            ExternalFailureError: If the launch agent cannot be reached.
         """
         try:
             if self._is_held:
@@ -348,7 +355,7 @@ class LaunchAgentClient:
             await self.leave()
 
     async def leave(self) -> None:
-        """Close the connection and open no other; the processes there keep running."""
+        """Close the connection permanently. The launch agent's processes keep running."""
         self._is_closed = True
         line, self._line = self._line, None
         if line is not None:
@@ -374,7 +381,7 @@ class LaunchAgentClient:
             line = await self._connected()
             try:
                 answer = await line.call(request)
-                if answer.fault == "unheld":  # it was restarted: its processes are gone, as it will report
+                if answer.fault == "unheld":  # the launch agent restarted, so its processes are gone, as it will report
                     await line.call(LaunchAgentRequest(self._holder, "hold"))
                     continue
             except ConnectionLostError:
@@ -393,7 +400,7 @@ class LaunchAgentClient:
             await line.close()
 
     async def _connected(self) -> LaunchAgentConnection:
-        """Return the connection; reconnect as often as necessary."""
+        """Return the open connection, after reconnecting as often as necessary."""
         async with self._dial_lock:
             pause_s = PAUSE_S
             while self._line is None:
@@ -421,5 +428,5 @@ class LaunchAgentClient:
 
 
 def _as_local(handle: Handle) -> Handle:
-    """Return the handle as the launch agent's local launcher knows it."""
+    """Return the handle under which the launch agent's local launcher knows the process."""
     return msgspec.structs.replace(handle, where=HERE)

@@ -1,14 +1,16 @@
 """Define the launcher interface, and build the command lines of the processes that launchers start.
 
-A launcher starts and ends a fleet's processes at some place, and observes their exits. A launcher makes no decisions. A *place* is where
-processes can run: this machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and when the fleet
-is over, in the same way for every launcher. The coordinator decides about the fleet's state, and does not know the launcher.
+A launcher starts and ends a fleet's processes at a place, and observes their exits. A *place* is somewhere that processes can run, such as
+this machine, a Ray cluster or a batch system. A launcher makes no decisions. For every launcher, `deploy/supervisor.py` decides which
+processes to start and restart, and when the fleet has ended. The coordinator decides about the fleet's state, and does not depend on the
+launcher.
 
-A launcher's report of a lost host is only a hint for the coordinator's failure detector (`ReportHostExit`). Without the report, the broken
-stream shows the loss a second or two later. Launchers assign no incarnation or host generation: the coordinator does, through Raft, when
-the process registers. `instance` only identifies one run of a process, so that a report of its exit is not applied to the next run.
+A launcher's report of a lost host (`ReportHostExit`) is only a hint for the coordinator's failure detector. Without the report, the
+coordinator detects the loss a second or two later, when the host's stream breaks. Launchers do not assign incarnations or host generations.
+The coordinator assigns them through Raft when the process registers. `instance` only identifies one run of a process, so that a report of
+its exit is not applied to the next run.
 
-`snapline.deploy.conformance` tests launchers, built-in and third-party.
+`snapline.deploy.conformance` tests built-in and third-party launchers.
 """
 
 import sys
@@ -25,13 +27,13 @@ Kind = Literal["coordinator", "host"]
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
-    """One process to start.
+    """Description of a process to start.
 
     Attributes:
-        name: `h1`, `c1`, `coordinator` …; the launcher runs one process per name at a time.
-        kind: host or coordinator; launchers spread the processes of each kind over their machines.
+        name: such as `h1`, `c1` or `coordinator`. The launcher runs at most one process per name at a time.
+        kind: host or coordinator. Launchers spread the processes of each kind over their machines.
         instance: identifies this run of the process.
-        command: program and arguments. A launcher on other machines replaces the program with its own interpreter.
+        command: program and arguments. A launcher for other machines replaces the program with the Python interpreter of those machines.
     """
 
     name: str
@@ -41,11 +43,11 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """A process that was started.
+    """Identifies a process that a launcher has started.
 
     Attributes:
-        name, instance: from the process's spec. The instance differs if the place has restarted the process by itself.
-        where: the launcher's name of the machine or node.
+        name, instance: from the process's spec. The instance differs if the place has restarted the process without the launcher.
+        where: the launcher's name for the machine or node.
         pid: the process id on that machine.
     """
 
@@ -56,11 +58,11 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Starts, ends and watches processes. Use it from one event loop; all methods may be called at the same time."""
+    """Starts, ends and watches processes. Use a launcher from a single event loop, where its methods may run concurrently."""
 
     @property
     def where(self) -> str:
-        """Description of the place for messages: a folder, a cluster."""
+        """Description of the place for messages, such as a folder or a cluster."""
         ...
 
     @property
@@ -69,71 +71,84 @@ class Launcher(Protocol):
         ...
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Reserve the place for this fleet, and return the address where each coordinator shall listen: name → HOST:PORT.
+        """Reserve the place for this fleet. Return the HOST:PORT address at which each coordinator must listen, by name.
 
-        A fleet that ran here before gets its previous addresses if they are free.
+        A fleet that ran at this place before gets its previous addresses again if they are free.
 
         Raises:
-            UsageError: another launcher uses the place, or it belongs to another fleet.
+            UsageError: If another launcher uses the place, or the place belongs to another fleet.
         """
         ...
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process; return as soon as it runs, without waiting for the fleet to form.
+        """Start a process, and return its handle as soon as the process runs. Do not wait until the fleet has formed.
 
-        If a process of this name runs, its handle is returned. If the call is cancelled, `close` ends the process that may
-        have been started.
+        If a process of this name already runs, return that process's handle. If the call is cancelled, the process may have been started,
+        and `close` ends it.
 
         Raises:
-            ExternalFailureError: the process cannot be started now; a later call may succeed.
+            ExternalFailureError: If the process currently cannot be started. A later call may succeed.
         """
         ...
 
     async def watch(self, handle: Handle) -> Exit:
-        """Return when the process has ended, or when the launcher has permanently lost it. Any number of tasks may watch."""
+        """Wait until the process has exited or the launcher has permanently lost it, and return its exit.
+
+        Several tasks may wait at the same time.
+        """
         ...
 
     async def status(self, handle: Handle) -> Exit | None:
-        """Return the exit of the process; None while it runs."""
+        """Return the process's exit, or None while the process runs."""
         ...
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """Send SIGTERM, and SIGKILL after `grace_s` seconds. Nothing happens if the process has ended."""
+        """Send SIGTERM to the process, and SIGKILL if it still runs after `grace_s` seconds. Return its exit.
+
+        Do nothing if the process has already exited.
+        """
         ...
 
     async def kill(self, handle: Handle) -> None:
-        """Send SIGKILL; `watch` reports the exit. Nothing happens if the process has ended."""
+        """Send SIGKILL to the process. `watch` reports the exit. Do nothing if the process has already exited."""
         ...
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze the process (SIGSTOP), as if its machine were too busy, until `thaw` or its end. Only tests use this."""
+        """Freeze the process with SIGSTOP until `thaw` is called or the process is killed. Only tests use this method.
+
+        The frozen process behaves as if its machine were overloaded.
+        """
         ...
 
     async def thaw(self, handle: Handle) -> None:
-        """Resume a frozen process (SIGCONT). Nothing happens if it is not frozen, or has ended."""
+        """Resume a frozen process with SIGCONT. Do nothing if the process is not frozen or has exited."""
         ...
 
     async def close(self) -> None:
-        """End all started processes and release the place: no process, port or temporary file remains."""
+        """End all started processes and release the place, so that no process, port or temporary file remains."""
         ...
 
 
 MOVE_GRACE_S, RESTART_GRACE_S = 0.3, 10.0
-"""Time that the coordinator waits for a lost host before its agents move.
+"""Time in seconds that the coordinator waits for a lost host before it moves the host's agents.
 
-`MOVE_GRACE_S` applies when the host is not restarted: long enough for the launcher to report the cause of the exit. `RESTART_GRACE_S` is
-longer than a process start on a busy machine, because moving agents costs more than waiting."""
+`MOVE_GRACE_S` applies if lost hosts are not restarted, and gives the launcher enough time to report the cause of the exit.
+`RESTART_GRACE_S` applies otherwise. `RESTART_GRACE_S` is longer than a process start on a busy machine, because moving agents costs more
+than waiting."""
 
 
 class Commands(Protocol):
     """Builds the command lines of child processes. Tests substitute other programs."""
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
-        """Command line of coordinator replica `name`, which listens at `address`; `members`: id → address of all replicas, empty for one."""
+        """Return the command line of coordinator replica `name`, which listens at `address`.
+
+        `members` maps the id of each replica to its address. `members` is empty if there is only one coordinator.
+        """
         ...
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        """Command line of a host that joins the coordinator at `address` (comma-separated for several replicas).
+        """Return the command line of a host that joins the coordinator at `address`. Addresses of several replicas are separated by commas.
 
         `instance` identifies this run of the host.
         """
@@ -141,7 +156,7 @@ class Commands(Protocol):
 
 
 class SnaplineCommands:
-    """snapline's own processes, everything under one folder."""
+    """Builds the command lines of snapline's own processes, which keep all files in one folder."""
 
     def __init__(
         self,
@@ -160,22 +175,22 @@ class SnaplineCommands:
         begin_anew: bool = False,
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """Create the command lines of a fleet.
+        """Describe the fleet whose command lines are built.
 
         Args:
             data_dir: folder for the files of all processes.
             fleet: `MODULE:FLEET`.
             hosts: number of hosts.
             arguments: arguments for a FLEET that is a function.
-            on_failure: treatment of a lost host's agents, "move" or "restart".
-            trace_every: trace every N-th message of each channel; 0: no trace.
-            store: URL or path; empty: a folder in `data_dir`.
+            on_failure: whether a lost host's agents "move" to other hosts or wait for a "restart".
+            trace_every: N traces every N-th message of each channel, and 0 disables tracing.
+            store: URL or path of the store. If empty, the store is a folder in `data_dir`.
             listen: address where hosts listen.
-            metrics: address where each process serves metrics; empty: none.
+            metrics: address at which each process serves metrics. If empty, processes serve no metrics.
             log: `--log-…` and `--otel` options.
-            last_snapshot_s: time limit for the last snapshot when a process is stopped.
+            last_snapshot_s: time limit in seconds for the last snapshot when a process is stopped.
             begin_anew: whether coordinators get `--begin-anew`.
-            trust: returns the `--tls-…` or `--insecure` options of a process.
+            trust: function that returns the `--tls-…` or `--insecure` options of a process.
         """
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)

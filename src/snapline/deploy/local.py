@@ -1,8 +1,9 @@
-"""Run a whole fleet on this machine: start, watch and restart the coordinator's processes (one, three or five) and N host processes.
+"""Run a whole fleet on this machine. Start, watch and restart one, three or five coordinator processes and N host processes.
 
-`LocalLauncher` starts them as child processes (`deploy/child.py`); `deploy/supervisor.py` decides about restarts. A coordinator keeps its
-port. A fleet writes only into its folder (`deploy/data_directory.py`). A fleet started again in the same folder, with the same number of
-coordinators, continues from the last complete epoch. All processes die with the launcher, even if it is killed (`deploy/parent_watch.py`).
+`LocalLauncher` starts the processes as its children (`deploy/child.py`), and `deploy/supervisor.py` decides about restarts. A coordinator
+keeps its port across restarts. A fleet writes only to its own folder (`deploy/data_directory.py`). A fleet that starts again in the same
+folder, with the same number of coordinators, continues from its last complete epoch. All processes die with the launcher, even if the
+launcher is killed (`deploy/parent_watch.py`).
 """
 
 import asyncio
@@ -27,10 +28,10 @@ HERE = "this machine"
 
 
 class LocalLauncher:
-    """Starts processes as children of this one; logs and the coordinators' addresses are in `data_dir`."""
+    """Starts processes as children of this process. `data_dir` contains the logs and the coordinators' addresses."""
 
     def __init__(self, data_dir: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """Create the launcher; `environment` is added to the children's environment."""
+        """Create the launcher. `environment` is added to the environment of the children."""
         self._data_dir = data_dir
         self._environment = dict(environment or {})
         self._children: dict[str, tuple[Handle, Child]] = {}  # by name; only the latest run
@@ -47,18 +48,21 @@ class LocalLauncher:
         return str(self._data_dir / LOGS_FOLDER)
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Lock the folder, and choose ports: those of the previous run if they are free.
+        """Lock the folder, and choose the coordinators' ports. Reuse the ports of the previous run if they are free.
 
         Raises:
-            DirectoryInUseError: another launcher runs on this folder.
-            UsageError: the fleet in this folder has another number of coordinators.
+            DirectoryInUseError: If another launcher already uses this folder.
+            UsageError: If the fleet in this folder has another number of coordinators.
         """
         make_private(self._data_dir)
         self._lock_fd = lock(self._data_dir)
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process. After its first line the method awaits nothing, so a cancellation cannot leave an unknown process running."""
+        """Start a process and return its handle.
+
+        The method awaits only in its first line, so a cancellation cannot leave an unknown process running.
+        """
         forks = await self._forks_for(spec.command)
         if spec.name in self._children:
             handle, child = self._children[spec.name]
@@ -71,7 +75,10 @@ class LocalLauncher:
         return handle
 
     async def _forks_for(self, command: Sequence[str]) -> ForkServer | None:
-        """Return the fork server if it can run this command. Start it for the first command, and again if it was killed."""
+        """Return the fork server, or None if a fork server cannot run this command.
+
+        Start the server on first use, and again if it was killed.
+        """
         if not is_forkable(command):
             return None
         async with self._forks_lock:
@@ -128,7 +135,7 @@ class LocalLauncher:
         return Exit(child.exit_code, text, child.last_line(), str(child.log_path), died_in)
 
     def _died_in(self, name: str) -> tuple[TurnDeath, ...]:
-        """Return the turns that the last run of the host marked. A host without marks has no file."""
+        """Return the turns that the host's last run marked as running. Return an empty tuple if there are no marks."""
         path = marks_of(self._data_dir, name)
         if not path.exists():
             return ()
@@ -138,7 +145,7 @@ class LocalLauncher:
         return died_in if instance == self._children[name][0].instance else ()
 
     def _forget_marks(self, handle: Handle) -> None:
-        """Remove the turn marks of a process that the launcher kills, since no turn caused this exit."""
+        """Remove the turn marks of a process that the launcher kills, because no turn caused its exit."""
         if self._child(handle) is not None:
             marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 
@@ -148,7 +155,7 @@ class LocalLauncher:
             child.signal(number)
 
     def _child(self, handle: Handle) -> Child | None:
-        """Return the child of this handle; None if a later run has replaced it."""
+        """Return the child of this handle, or None if a later run has replaced it."""
         latest, child = self._children.get(handle.name, (None, None))
         return child if latest == handle else None
 
@@ -177,26 +184,26 @@ class LocalFleet(LaunchedFleet):
         last_snapshot_s: float = 0.0,
         begin_anew: bool = False,
     ) -> None:
-        """Describe a fleet; `start()` does the work.
+        """Describe the fleet. `start()` starts it.
 
         Args:
-            commands: builds the children's command lines; default: snapline's own.
-            data_dir: folder for everything the fleet writes; created if missing.
+            commands: builder of the children's command lines. The default runs snapline's own processes.
+            data_dir: folder for everything that the fleet writes. The folder is created if missing.
             fleet: `MODULE:FLEET`.
             hosts: number of host processes, named `h1` to `hN`.
-            coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
+            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`, and several replicas are named `c1`, `c2` …
             arguments: arguments for a FLEET that is a function.
-            on_failure: treatment of a dead host's agents, "restart" or "move".
-            trace_every: every N-th message of each channel is written to `DIR/traces`; 0: no trace.
-            store: URL or path of the checkpoint store; empty: `DIR/store`.
-            metrics: address with port 0 where each process serves metrics; `DIR/metrics` holds the real ones. Empty: none.
-            log: `--log-format`, `--log-level` and `--otel` of each process; empty: from the environment, else text and info.
-            environment: variables added to the children's environment.
-            connect: makes a client for the coordinator's comma-separated addresses; default: `CoordinatorClient`.
-            on_note: receives a sentence whenever the launcher does something.
-            on_status: receives every status read from the coordinator.
-            last_snapshot_s: time limit in seconds for a last snapshot in `stop`; 0: no snapshot.
-            begin_anew: if all snapshots of the fleet are damaged, start from the initial states.
+            on_failure: whether a dead host's agents wait for a "restart" or "move" to other hosts.
+            trace_every: N traces every N-th message of each channel to `DIR/traces`, and 0 disables tracing.
+            store: URL or path of the checkpoint store. If empty, the store is `DIR/store`.
+            metrics: address with port 0 at which each process serves metrics. `DIR/metrics` contains the actual addresses. If empty,
+                processes serve no metrics.
+            log: `--log-format`, `--log-level` and `--otel` options of each process. By default the environment sets them, or else logs are
+            text at level info. environment: variables added to the children's environment. connect: function that creates a client for the
+            coordinator's comma-separated addresses. The default is `CoordinatorClient`. on_note: called with a sentence whenever the
+            launcher does something. on_status: called with every status that is read from the coordinator. last_snapshot_s: time limit in
+            seconds for the last snapshot that `stop` takes. If 0, `stop` takes no snapshot. begin_anew: whether the fleet starts from its
+            initial states if all of its snapshots are damaged.
         """
         self.data_dir = data_dir
         default_commands = SnaplineCommands(

@@ -1,4 +1,4 @@
-"""Plan a fleet on other machines, in the same way for all launchers: what runs, certificates, and command lines."""
+"""Plan a fleet on other machines for any launcher. Define its processes, certificates and command lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,36 +11,37 @@ from snapline.deploy.supervisor import OnFailure
 from snapline.errors import UsageError
 
 NODE, PRIVATE = "@node", "@private"
-"""Placeholders in command lines: the address of the machine that runs the process, and the folder with its certificates there."""
+"""Placeholders in command lines for the address of the machine that runs the process, and for the folder on that machine with the process's
+certificates."""
 
 Files = Callable[[Kind, str], Mapping[str, bytes]]
-"""Certificates and keys for the process of this kind and name: file name → content."""
+"""Function that returns the certificates and keys of the process with this kind and name, as file contents by file name."""
 
 AUTHORITY = "ca.crt"
 
 
 def bracketed(address: str) -> str:
-    """Return an address in the form in which a port can follow: with brackets if it is an IPv6 address."""
+    """Return an address to which a port can be appended. An IPv6 address is enclosed in brackets."""
     return f"[{address}]" if ":" in address else address
 
 
 class FleetPlan(msgspec.Struct, frozen=True):
-    """Plan of a fleet: what runs, and where.
+    """Plan of a fleet and its processes.
 
     Attributes:
         name: name of the fleet at its place.
-        fleet, arguments: `MODULE:FLEET`, and its arguments.
-        data_dir: a path on every node for logs and the coordinators' files; it need not be shared.
+        fleet, arguments: `MODULE:FLEET`, and the arguments for a FLEET that is a function.
+        data_dir: path on every node for logs and the coordinators' files. The path need not be shared.
         hosts, coordinators: numbers of processes.
-        store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
-        node: resources that each host reserves on its node (Ray only).
-        on_failure: whether a lost host's agents move at once, or wait a while for the host; the host is restarted in both cases.
+        store: URL, or a path that all nodes share. If empty, the store is the folder `store` in `data_dir`, which must then be shared.
+        node: resources that each host reserves on its node. Only Ray uses them.
+        on_failure: whether a lost host's agents move immediately or first wait a while for the host. The host is restarted in both cases.
         is_insecure: whether the user allows plaintext between nodes.
         domain: trust domain of the certificates.
-        log: options of each process for logs and OpenTelemetry.
-        last_snapshot_s: time limit in seconds for a last snapshot when the fleet is taken down; 0: no snapshot.
-        begin_anew: if all snapshots of the fleet are damaged, start from the initial states.
-        has_metrics: whether each process serves metrics, at a port of its own; `metrics/` in `data_dir` holds the addresses.
+        log: command-line options of each process for logs and OpenTelemetry.
+        last_snapshot_s: time limit in seconds for the last snapshot when the fleet is shut down. If 0, no snapshot is taken.
+        begin_anew: whether the fleet starts from its initial states if all of its snapshots are damaged.
+        has_metrics: whether each process serves metrics at a port of its own. `metrics/` in `data_dir` contains the addresses.
     """
 
     name: str
@@ -61,13 +62,13 @@ class FleetPlan(msgspec.Struct, frozen=True):
 
 
 def check_exposure(address: str) -> None:
-    """Refuse processes without certificates that are reachable from other machines; call it unless `--insecure` was given.
+    """Refuse to run processes without certificates if other machines can reach them. Do not call this function if `--insecure` is given.
 
     Args:
-        address: the address of a process on another machine; empty if there is none.
+        address: address of a process on another machine, or an empty string if all processes run on this machine.
 
     Raises:
-        UsageError: `address` is not empty.
+        UsageError: If `address` is not empty.
     """
     if address:
         raise UsageError(
@@ -77,10 +78,10 @@ def check_exposure(address: str) -> None:
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
-    """Return the processes' files from a folder made by `snapline auth init`, without the authority's key.
+    """Return the processes' certificate files from a folder created by `snapline auth init`, without the certificate authority's key.
 
     Raises:
-        UsageError: a file is missing; the message says how to make it.
+        UsageError: If a file is missing. The message explains how to create it.
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
@@ -88,7 +89,10 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
 
 
 def read_owner_files(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-    """Return certificates and keys of these roles and names, and the authority's certificate; raises like `read_certificates`."""
+    """Return the certificates and keys of these roles and names, and the certificate authority's certificate.
+
+    Raises the same errors as `read_certificates`.
+    """
     contents: dict[str, bytes] = {}
     for role, name in owners:
         for file in (f"{role}-{name}.crt", f"{role}-{name}.key"):
@@ -104,7 +108,10 @@ def read_owner_files(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[st
 
 
 def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
-    """Return the certificates that one process needs: its own, and the authority's."""
+    """Return the certificates that one process needs: its own, and the certificate authority's.
+
+    Return an empty dict without certificates.
+    """
     if not certificates:
         return {}
     owner = f"{role}-{'c1' if name == SINGLE_COORDINATOR else name}"
@@ -116,7 +123,7 @@ def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[s
 
 
 def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
-    """Return the command lines of the plan's processes, with placeholders for each node."""
+    """Return the builder of the command lines of the plan's processes. The command lines contain placeholders that each node fills in."""
     files = (
         "--tls-cert",
         f"{PRIVATE}/own.crt",

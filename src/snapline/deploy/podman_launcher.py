@@ -1,13 +1,17 @@
-"""Run a fleet's processes in podman containers on this machine, one for each host and coordinator, named FLEET-h1, FLEET-c1 …
+"""Run a fleet's processes in podman containers on this machine.
 
-Containers survive their launcher. A new launcher finds the containers by name and takes them over; `close` ends them all. Containers:
+Each host and coordinator has its own container, with a name such as FLEET-h1 or FLEET-c1.
+
+Containers survive their launcher. A new launcher finds the containers by name and takes them over, and `close` removes them all.
+Containers:
 
 - use the machine's network, and listen on loopback;
-- have the fleet's data and code as volumes, at the same paths as outside;
-- get certificates as podman secrets;
-- run as the user who starts the fleet, without capabilities, on a read-only file system.
+- mount the fleet's data and code as volumes, at the same paths as on the machine;
+- receive certificates as podman secrets;
+- run as the user who starts the fleet, without capabilities and on a read-only file system.
 
-The first process of a container is a small init (`--init`): a first process without a handler for SIGTERM would ignore it.
+The first process of a container is a small init program (`--init`), because a first process without a SIGTERM handler would ignore the
+signal.
 """
 
 import asyncio
@@ -27,13 +31,13 @@ from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 
 CALL_S = 120.0
-"""Time limit for one call of podman. A call takes seconds, and longer on a machine that starts many containers at once."""
+"""Time limit in seconds for one podman command. A command takes seconds, and longer on a machine that starts many containers at once."""
 
 FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder", "snapline.instance"
 
 
 class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
-    """State of one container, from `podman container inspect`."""
+    """State of one container, as `podman container inspect` reports it."""
 
     status: str
     pid: int
@@ -42,7 +46,7 @@ class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the container will never run again. A container that is only "created" was left by a failed start."""
+        """Return whether the container will never run again. A container in state "created" was left behind by a failed start."""
         return self.status not in ("running", "paused", "stopping")
 
 
@@ -51,7 +55,7 @@ class _Configuration(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class Container(msgspec.Struct, rename="pascal", frozen=True):
-    """One container."""
+    """One container, as `podman container inspect` reports it."""
 
     id: str
     name: str
@@ -59,22 +63,22 @@ class Container(msgspec.Struct, rename="pascal", frozen=True):
     config: _Configuration
 
     def label(self, name: str) -> str:
-        """Return the value of a label; `""` if there is none of this name."""
+        """Return the value of the label `name`, or `""` if the container has no such label."""
         return (self.config.labels or {}).get(name, "")
 
 
 class PodmanError(ExternalFailureError):
-    """podman failed; the message is the last line of its output."""
+    """A podman command failed. The message is the last line of podman's output."""
 
 
 async def podman(
     program: Sequence[str], *arguments: str, given: bytes | None = None, limit_s: float | None = CALL_S
 ) -> str:
-    """Run podman and return what it printed.
+    """Run podman and return its output.
 
     Raises:
-        PodmanError: podman failed, or took longer than `limit_s`.
-        UsageError: podman is not installed.
+        PodmanError: If podman failed, or took longer than `limit_s`.
+        UsageError: If podman is not installed.
     """
     code, out, err = await _run(program, arguments, given, limit_s)
     if code:
@@ -84,7 +88,7 @@ async def podman(
 
 
 async def last_line(program: Sequence[str], name: str) -> str:
-    """Return the last line of a container's output, from either stream; `""` if empty or unknown."""
+    """Return the last line that a container wrote to stdout or stderr, or `""` if it wrote none or podman fails."""
     code, out, err = await _run(program, ("logs", "--tail", "1", name), None, CALL_S)
     return "" if code else f"{out}{err}".strip()
 
@@ -92,7 +96,7 @@ async def last_line(program: Sequence[str], name: str) -> str:
 async def _run(
     program: Sequence[str], arguments: Sequence[str], given: bytes | None, limit_s: float | None
 ) -> tuple[int, str, str]:
-    """Run podman in its own session, so that Ctrl-C does not interrupt it."""
+    """Run podman in its own session, so that a Ctrl-C does not interrupt it. Return its exit code, stdout and stderr."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -120,10 +124,10 @@ async def _run(
 
 
 async def inspect(program: Sequence[str], name: str) -> Container | None:
-    """Return the container of this name or id; None if there is none.
+    """Return the container with this name or id, or None if it does not exist.
 
     Raises:
-        PodmanError: podman does not work.
+        PodmanError: If podman does not work.
     """
     try:
         output = await podman(program, "container", "inspect", name)
@@ -135,7 +139,7 @@ async def inspect(program: Sequence[str], name: str) -> Container | None:
 
 
 async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
-    """Return all containers of this fleet, whether they run or not."""
+    """Return all containers of this fleet, including those that do not run."""
     listed = await podman(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={FLEET_LABEL}={fleet}")
     inspected = await asyncio.gather(*(inspect(program, container) for container in listed.split()))
     return [container for container in inspected if container is not None]
@@ -145,7 +149,8 @@ IMAGE = "snapline"
 """Name of the image that docs/deploy.md builds."""
 
 SECRETS = "/run/secrets"
-"""Folder of podman's secrets; a separate file system, because secrets cannot be mounted on a read-only one."""
+"""Folder for podman's secrets in a container. The folder is a file system of its own, because secrets cannot be mounted on a read-only file
+system."""
 
 CONFINED = (
     "--cap-drop",
@@ -156,14 +161,15 @@ CONFINED = (
     "label=disable",
     "--read-only",
 )
-"""No capabilities and no set-user-id; only volumes and `/tmp` are writable. Volumes are the user's folders and are not relabelled."""
+"""Options that confine a container. The container gets no capabilities and cannot use set-user-id programs, and only its volumes and `/tmp`
+are writable. Volumes are the user's folders, so they are not relabelled."""
 
 SIGNALLED = 128
-"""Exit code of a container whose process was ended by a signal: this plus the signal's number."""
+"""Base of the exit code of a container whose process was killed by a signal. The exit code is this base plus the signal number."""
 
 
 class PodmanLauncher:
-    """The containers of one fleet."""
+    """Runs the processes of one fleet in podman containers."""
 
     def __init__(
         self,
@@ -176,15 +182,15 @@ class PodmanLauncher:
         files: Files = lambda kind, name: {},
         program: Sequence[str] = ("podman",),
     ) -> None:
-        """Describe where to run the fleet; `open` reserves the place.
+        """Describe where to run the fleet. `open` reserves the place.
 
         Args:
-            fleet: name of the fleet; part of the names of containers and secrets.
-            data_dir: folder for the coordinators' files and logs; a volume with the same path inside.
-            image: image with snapline and the agents' dependencies.
-            folder: folder with the fleet's code; a read-only volume, and the working directory of the processes.
-            volumes: further folders that the processes need, such as the store's.
-            files: certificates and keys of each process; passed as podman secrets.
+            fleet: name of the fleet, which the names of containers and secrets contain.
+            data_dir: folder for the coordinators' files and logs. The folder is mounted as a volume at the same path.
+            image: image that contains snapline and the agents' dependencies.
+            folder: folder with the fleet's code. The folder is mounted as a read-only volume, and is the processes' working directory.
+            volumes: other folders that the processes need, such as the store's folder.
+            files: certificates and keys of each process, which containers receive as podman secrets.
             program: the podman program, with options if necessary.
         """
         self._fleet = fleet
@@ -206,11 +212,11 @@ class PodmanLauncher:
         return str(self._data_dir / LOGS_FOLDER)
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Lock the folder, and choose ports: those of the previous run if they are free or its coordinators still run.
+        """Lock the folder, and choose the coordinators' ports. Reuse the previous run's ports if they are free or its containers still run.
 
         Raises:
-            DirectoryInUseError: another launcher runs on this folder.
-            UsageError: a fleet of this name has another folder, this folder has another number of coordinators, or podman is missing.
+            DirectoryInUseError: If another launcher already uses this folder.
+            UsageError: If a fleet of this name has another folder, this folder has another number of coordinators, or podman is missing.
         """
         for path in self._volumes:
             make_private(path)
@@ -228,14 +234,14 @@ class PodmanLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process. A cancelled start continues in the background, so that `close` finds its container."""
+        """Start a process and return its handle. A cancelled start continues in the background, so that `close` finds its container."""
         task = asyncio.create_task(self._start(spec))
         self._starting.add(task)
         task.add_done_callback(self._started)
         return await asyncio.shield(task)
 
     async def watch(self, handle: Handle) -> Exit:
-        with contextlib.suppress(PodmanError):  # it is gone, which `status` reports
+        with contextlib.suppress(PodmanError):  # the container is gone, which `status` reports
             await podman(self._program, "wait", handle.where, limit_s=None)
         return await self.status(handle) or Exit(None, "podman does not say how it ended", log=self.logs)
 
@@ -258,14 +264,14 @@ class PodmanLauncher:
         await self.thaw(handle)  # a frozen container does not react to the signal
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze the whole container by its control group: a signal would only reach its init process."""
+        """Freeze the whole container through its control group, because a signal would reach only the container's init process."""
         await self._run_quietly("pause", handle)
 
     async def thaw(self, handle: Handle) -> None:
         await self._run_quietly("unpause", handle)
 
     async def close(self) -> None:
-        """Close; also end containers of this fleet that an earlier launcher left behind."""
+        """Remove all containers of this fleet, including those that an earlier launcher left behind, and unlock the folder."""
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.sweep()
         if self._lock_fd is not None:
@@ -273,9 +279,9 @@ class PodmanLauncher:
             self._lock_fd = None
 
     async def sweep(self) -> list[str]:
-        """Remove all containers and secrets of this fleet, of any launcher; return the containers' names.
+        """Remove this fleet's containers and secrets, whichever launcher created them. Return the containers' names.
 
-        Containers of a fleet of the same name in another folder stay.
+        If a fleet of the same name has containers in another folder, keep these containers and all secrets.
         """
         containers = await containers_of(self._program, self._fleet)
         ours = [container for container in containers if is_same_folder(container.label(FOLDER_LABEL), self._data_dir)]
@@ -333,7 +339,7 @@ class PodmanLauncher:
         return [*arguments, "--entrypoint", "python3", self._image, *command]
 
     async def _keep_secrets(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Replace the process's secrets by the current files: certificates may have been renewed since the last start."""
+        """Replace the process's secrets with the current files, because certificates may have been renewed since the last start."""
         for file, content in files.items():
             secret = f"{self._fleet}.{name}.{file}"
             with contextlib.suppress(PodmanError):  # the secret does not exist yet
@@ -344,7 +350,7 @@ class PodmanLauncher:
         await self._run_quietly("kill", handle, "--signal", signal)
 
     async def _run_quietly(self, word: str, handle: Handle, *more: str) -> None:
-        with contextlib.suppress(PodmanError):  # the container has ended, or is already in the wanted state
+        with contextlib.suppress(PodmanError):  # the container has exited, or is already in the requested state
             await podman(self._program, word, *more, handle.where)
 
     async def _exit_of(self, handle: Handle, container: Container) -> Exit:
@@ -357,4 +363,4 @@ class PodmanLauncher:
     def _started(self, task: asyncio.Task[Handle]) -> None:
         self._starting.discard(task)
         if not task.cancelled():
-            task.exception()  # mark the error as retrieved; a waiting caller gets it as well
+            task.exception()  # mark the error as retrieved; a waiting caller also receives it

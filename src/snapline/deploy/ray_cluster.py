@@ -1,6 +1,6 @@
-"""Connect to a Ray cluster (extra `snapline[ray]`). Only this module uses Ray, which is imported on first use.
+"""Connect to a Ray cluster, which requires the extra `snapline[ray]`. Only this module uses Ray, which it imports on first use.
 
-Ray's types exist only where Ray is installed, so this module declares Ray's objects as `Any`.
+Ray's types exist only if Ray is installed, so this module declares Ray's objects as `Any`.
 """
 
 import asyncio
@@ -16,27 +16,28 @@ from snapline.channels.servers import PORT_POLL_S, PORT_WAIT_S
 from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0
-"""Time limit to connect. Ray itself tries for minutes if nothing listens."""
+"""Time limit in seconds for connecting to a cluster. Ray itself retries for minutes if nothing listens at the address."""
 
 PLACE_TIMEOUT_S = 60.0
-"""Time limit to reserve nodes for all hosts. Reserving existing nodes takes a second; on a cluster that scales up, users may have to repeat
-`up`."""
+"""Time limit in seconds for reserving nodes for all hosts. Reserving existing nodes takes a second. If the cluster must scale up first,
+users may have to repeat `snapline up`."""
 
 ROOM_TIMEOUT_S = 10.0
-"""Time limit if too few nodes have the resources that hosts need. A node may just be joining, and the cluster may scale up."""
+"""Time limit in seconds for reserving nodes if too few nodes have the resources that hosts need. A node may be about to join, and the
+cluster may scale up."""
 
 NAMESPACE_PREFIX = "snapline-"
 
 
 class WorkerLostError(ExternalFailureError):
-    """Ray reports that an actor or its node is gone or unreachable."""
+    """Ray has reported that an actor or its node is gone or unreachable."""
 
 
 def load_ray() -> Any:
     """Import and return Ray's module.
 
     Raises:
-        UsageError: Ray is not installed.
+        UsageError: If Ray is not installed.
     """
     try:
         return import_module("ray")
@@ -45,19 +46,19 @@ def load_ray() -> Any:
 
 
 class RayCluster:
-    """A connection to a Ray cluster, in the namespace of one fleet."""
+    """A connection to a Ray cluster that uses one fleet's namespace."""
 
     def __init__(self, fleet: str, address: str, runtime: Mapping[str, object] | None = None) -> None:
-        """Connect to the cluster, or use the connection that this process already has.
+        """Connect to the cluster, or use this process's existing connection.
 
         Args:
-            fleet: name of the fleet on this cluster; part of the namespace of its actors.
-            address: HOST:PORT, or "auto" for this machine's cluster or RAY_ADDRESS.
-            runtime: Ray's runtime environment for all actors, such as the folder with the fleet's code.
+            fleet: name of the fleet on this cluster. The namespace of the fleet's actors contains this name.
+            address: HOST:PORT, or "auto" to use RAY_ADDRESS or this machine's cluster.
+            runtime: Ray's runtime environment for all actors. For example, it names the folder with the fleet's code.
 
         Raises:
-            UsageError: Ray is not installed, or there is no cluster on this machine.
-            ExternalFailureError: no cluster answers at `address` within some seconds.
+            UsageError: If Ray is not installed, or there is no cluster on this machine.
+            ExternalFailureError: If no cluster answers at `address` within some seconds.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
         self._ray = load_ray()
@@ -77,7 +78,7 @@ class RayCluster:
                 raise UsageError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
-        """Return the addresses of the nodes that have the resources in `node`, whether these are in use or not."""
+        """Return the addresses of the nodes that have the resources in `node`, even if these resources are in use."""
         return [
             str(ray_node["NodeManagerAddress"])
             for ray_node in self._ray.nodes()
@@ -86,10 +87,10 @@ class RayCluster:
         ]
 
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
-        """Reserve the resources of `node` on each of `count` nodes; keep an existing reservation.
+        """Reserve the resources in `node` on each of `count` nodes. If the fleet already has a reservation, keep it unchanged.
 
         Raises:
-            ExternalFailureError: the cluster has fewer nodes with these resources free.
+            ExternalFailureError: If these resources are free on fewer than `count` nodes.
         """
         util = import_module("ray.util")
         try:
@@ -115,14 +116,14 @@ class RayCluster:
             ) from None
 
     def actor(self, name: str) -> Any | None:
-        """Return the fleet's actor of this name; None if there is none."""
+        """Return the fleet's actor with this name, or None if there is no such actor."""
         try:
             return self._ray.get_actor(name, namespace=self.namespace)
         except ValueError:
             return None
 
     def names(self) -> list[str]:
-        """Return the names of all actors of the fleet, sorted."""
+        """Return the sorted names of all actors of the fleet."""
         actors = import_module("ray.util").list_named_actors(all_namespaces=True)
         return sorted(str(actor["name"]) for actor in actors if actor["namespace"] == self.namespace)
 
@@ -134,10 +135,17 @@ class RayCluster:
         *arguments: object,
         runtime: Mapping[str, object] | None = None,
     ) -> Any:
-        """Create a detached actor: it survives this process, and Ray restarts it, on any suitable node, when it or its node dies.
+        """Create a detached actor and return its handle.
 
-        Ray never repeats its calls. `bundle`: number of the reserved place to run on; None: any node. `runtime`: its runtime
-        environment, if it differs from this process's.
+        The actor survives this process. If the actor or its node dies, Ray restarts the actor on any suitable node, but never repeats
+        calls.
+
+        Args:
+            kind: the actor's class.
+            name: the actor's name in the fleet's namespace.
+            bundle: number of the reserved node to run on, or None for any node.
+            arguments: arguments for the actor's constructor.
+            runtime: the actor's runtime environment, or None for this process's.
         """
         options: dict[str, Any] = {
             "name": name,
@@ -162,11 +170,11 @@ class RayCluster:
             ray_logger.removeFilter(_is_unrelated_warning)
 
     def end_actor(self, actor: Any) -> None:
-        """End an actor permanently."""
+        """End an actor permanently, so that Ray does not restart it."""
         self._ray.kill(actor, no_restart=True)
 
     def leave(self, *, is_over: bool) -> None:
-        """Disconnect; `is_over`: also release the reserved places."""
+        """Disconnect from the cluster. If `is_over` is set, also release the fleet's reserved nodes."""
         if is_over:
             util = import_module("ray.util")
             with contextlib.suppress(ValueError):  # no reservation exists
@@ -176,26 +184,26 @@ class RayCluster:
 
 
 def _is_unrelated_warning(record: logging.LogRecord) -> bool:
-    """Drop Ray's warning that an actor ends with its placement group: here both end together on purpose."""
+    """Suppress Ray's warning that an actor ends with its placement group, because here both end together on purpose."""
     return "placement group is not recommended" not in record.getMessage()
 
 
 def node_here() -> tuple[str, str]:
-    """Return the id and address of the node of the calling actor."""
+    """Return the id and address of the node on which the calling actor runs."""
     context = import_module("ray").get_runtime_context()
     return str(context.get_node_id()), str(import_module("ray.util").get_node_ip_address())
 
 
 def runtime_here() -> dict[str, Any]:
-    """Return the runtime environment of the calling actor, such as Ray's copy of the folder with the fleet's code."""
+    """Return the calling actor's runtime environment. For example, it names Ray's copy of the folder with the fleet's code."""
     return dict(import_module("ray").get_runtime_context().runtime_env)
 
 
 async def answer(reference: Any) -> Any:
-    """Wait for the result of an actor's call.
+    """Wait for the result of a call to an actor, and return the result.
 
     Raises:
-        WorkerLostError: the actor is gone or cannot be reached; the call may have run.
+        WorkerLostError: If the actor is gone or unreachable. The call may or may not have run.
     """
     errors = import_module("ray.exceptions")
     try:
@@ -222,7 +230,7 @@ def _check_reachable(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             return
-        except OSError as error:  # also raised for a name that DNS does not know yet
+        except OSError as error:  # also raised for a name that DNS does not resolve yet
             if time.monotonic() > deadline_s:
                 reason = error.strerror or error
                 raise ExternalFailureError(

@@ -1,27 +1,26 @@
-"""Run a fleet on a Ray cluster that keeps running when the program that started the fleet has ended.
+"""Run a fleet on a Ray cluster. The fleet keeps running after the program that started it has exited.
 
-A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, with the Ray launcher. If the actor dies, Ray restarts it on any node
-with the same plan. The restarted actor finds the workers and running processes by name, and takes them over. Until then no dead process is
-restarted, and the coordinator detects lost hosts by heartbeats only.
+A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, but with the Ray launcher. If the actor dies, Ray restarts it with the
+same plan on any node. The restarted actor finds the workers and running processes by name, and takes them over. In the meantime no dead
+process is restarted, and the coordinator detects lost hosts only by missing heartbeats.
 
-Ray restarts a supervisor with the certificates with which the supervisor was created. So renewed certificates need a new supervisor
-(`renew`). The new supervisor starts every process again by name. The processes already run, so their workers only store the new files.
+Ray restarts a supervisor with its original certificates, so renewed certificates require a new supervisor (`renew`). The new supervisor
+starts every process again by name. Since the processes already run, their workers only store the new files.
 
-**The launcher** runs each process of the fleet with a worker actor (`NodeWorker`). Two hosts, or two coordinators, never share a node.
+**The launcher** runs each process of the fleet with a worker actor (`NodeWorker`). Two hosts never share a node, and neither do two
+coordinators. A worker starts its process as a child on the worker's node, and watches it. The process dies with the worker, however the
+worker ends (`deploy/parent_watch.py`). A worker starts a process only when the launcher asks it to. So a worker that Ray has restarted, on
+the same or another node, has no process at first. When the launcher starts the process again, the process registers with the coordinator,
+which assigns its agents. So Ray's restart of an actor never replaces a recovery. The worker fills in two placeholders in a command line:
+`@node` is the node's address, and `@private/NAME` is a certificate or key file.
 
-A worker starts its process on a node, as a child that dies with the worker in any way (`deploy/parent_watch.py`), and watches it. A worker starts
-no process by itself. A worker that Ray has restarted, on this or another node, has no process until the launcher starts one. That process
-registers with the coordinator, which assigns its agents. So Ray's restart of an actor never replaces a recovery. The worker fills in two
-placeholders of a command line: `@node`, the node's address, and `@private/NAME`, a certificate or key file.
+When Ray reports that an actor or a node is gone, the supervisor reports the loss of the actor's process to the coordinator. Missing
+heartbeats may reveal the loss earlier. Ray's report may be wrong, because an actor and its process may still run on a node that Ray has
+given up. Such a process is harmless: its host has been replaced, so its messages are rejected (G9).
 
-When Ray reports that an actor or a node is gone, the watch of its process ends, and the supervisor reports the loss to the coordinator.
-Heartbeats may detect the loss earlier. Ray's report may be wrong: an actor on a node that Ray has given up, and the actor's process, can
-still run. Such a process is harmless: its host has been replaced, so the process's messages are rejected (G9).
-
-A start waits for its worker without a limit: the cluster may get another node later. Meanwhile the fleet continues with the hosts that it has.
-
-A coordinator keeps its first address. Its worker can only move to a node with the same address; elsewhere the process cannot listen and is
-given up, while the majority continues without it.
+A start waits for its worker without a time limit, because the cluster may get another node later. Meanwhile the fleet continues with its
+remaining hosts. A coordinator keeps its first address, so its worker can move only to a node with the same address. On any other node the
+coordinator cannot listen. The supervisor then gives up on it, and the majority continues without it.
 """
 
 import asyncio
@@ -67,16 +66,17 @@ from snapline.security.transport import is_loopback
 
 
 class PrivateFiles:
-    """Certificates and keys for processes started here.
+    """Certificates and keys for the processes that this process starts.
 
-    The files are in memory, readable only by this process's user. They disappear with this process, also when its node is killed.
+    The files are in memory, and only this process's user can read them. The files disappear when this process exits, even if its node is
+    killed.
     """
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Replace files of the same names. The replacement is atomic: a reader sees the old file or the new one."""
+        """Store these files, and replace existing files of the same names atomically. A reader sees either the old file or the new file."""
         for name, content in files.items():
             descriptor = os.memfd_create(name)
             with open(descriptor, "wb", closefd=False) as file:
@@ -88,11 +88,11 @@ class PrivateFiles:
                 self._descriptors[name] = descriptor
 
     def path(self, name: str) -> Path:
-        """Return the path of a file for processes of this user; valid while this process lives."""
+        """Return the path at which this user's processes can read the file. The path is valid while this process runs."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
 
     def fill_in(self, word: str) -> str:
-        """Return a word of a command line with `@private/NAME` replaced by a path."""
+        """Replace a word of the form `@private/NAME` with the path of that file. Return any other word unchanged."""
         name = word.removeprefix(f"{PRIVATE}/")
         return str(self.path(name)) if name in self._descriptors and name != word else word
 
@@ -104,17 +104,20 @@ class PrivateFiles:
 
 
 class NodeWorker:
-    """The processes of one name on one node. The launcher calls its methods through Ray; structs are passed as bytes."""
+    """Ray actor that runs the process with one name on one node.
+
+    The launcher calls its methods through Ray, and passes structs as bytes.
+    """
 
     def __init__(self, data_dir: str) -> None:
-        """Create the worker. It looks up its own node, because Ray may restart it elsewhere with the same arguments."""
+        """Create the worker. The worker looks up its own node, because Ray may restart it on another node with the same arguments."""
         self._launcher = LocalLauncher(Path(data_dir))
         self._node_id, self._node_address = node_here()
         self._coordinator_address = ""
         self._private = PrivateFiles()
 
     async def address(self) -> str:
-        """Return a free address of this node for a coordinator; the same one each time."""
+        """Return a free address on this node for a coordinator. Repeated calls return the same address."""
         if not self._coordinator_address:
             attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
             port = next((port for port in attempts if is_free(self._node_address, port)), None)
@@ -126,7 +129,7 @@ class NodeWorker:
         return self._coordinator_address
 
     async def start(self, spec: bytes, files: Mapping[str, bytes]) -> bytes:
-        """Start like `Launcher.start`. Store `files` first, even if the process runs already, so that it gets renewed certificates."""
+        """Same as `Launcher.start`, but first store `files`, even if the process already runs, so that it receives renewed certificates."""
         wanted = msgspec.msgpack.decode(spec, type=ProcessSpec)
         if files:
             await asyncio.to_thread(self._private.write, files)
@@ -154,35 +157,36 @@ class NodeWorker:
         await self._launcher.thaw(self._handle(handle))
 
     async def close(self) -> None:
-        """End everything here; the actor may then be killed."""
+        """End the processes and remove the files of this worker. Ray can then kill the actor safely."""
         await self._launcher.close()
         await asyncio.to_thread(self._private.remove)
 
     def _handle(self, handle: bytes) -> Handle:
-        """Return the handle as the local launcher below knows it."""
+        """Return the handle under which this worker's local launcher knows the process."""
         return msgspec.structs.replace(msgspec.msgpack.decode(handle, type=Handle), where=HERE)
 
 
 def exit_from(encoded: bytes) -> Exit | None:
-    """Decode the answer of a worker's `watch`, `status` or `stop`."""
+    """Decode the reply of a worker's `watch`, `status` or `stop`."""
     return msgspec.msgpack.decode(encoded, type=Exit | None)
 
 
 WORKER_POLL_S = 0.2
-"""Interval between two checks whether a worker is back: Ray takes seconds to find it a node."""
+"""Interval in seconds between two checks whether Ray has restarted a worker. Ray takes seconds to find a node for the worker."""
 
 CLOSE_S = 10.0
-"""Time limit for a worker to end its processes; Ray ends a worker that does not answer."""
+"""Time limit in seconds for a worker to end its processes. Afterwards Ray ends the worker in any case."""
 
 SUPERVISOR_NAME = "keeper"
-"""Name of the actor that supervises a fleet started by `snapline up`; it outlives the launcher, to report how the fleet ended."""
+"""Name of the actor that supervises a fleet started by `snapline up`. The actor outlives the launcher, so that it can report how the fleet
+ended."""
 
 NODE_NEEDS = {"CPU": 1.0}
-"""Resources that a host reserves on its node by default."""
+"""Default of the resources that a host reserves on its node."""
 
 
 class RayLauncher:
-    """Processes of one fleet on a Ray cluster."""
+    """Runs the processes of one fleet on a Ray cluster."""
 
     def __init__(
         self,
@@ -193,14 +197,14 @@ class RayLauncher:
         node: Mapping[str, float] | None = None,
         files: Files = lambda kind, name: {},
     ) -> None:
-        """Describe where to run the fleet; `open` reserves the place.
+        """Describe where to run the fleet. `open` reserves the place.
 
         Args:
-            cluster: the connection; closing the launcher closes it.
-            data_dir: a path on every node for logs and the coordinators' files; it need not be shared.
-            hosts: smallest number of nodes to reserve.
-            node: Ray's resources that each host reserves on its node.
-            files: certificates and keys of each process; readable by its user only.
+            cluster: connection to the Ray cluster. Closing the launcher closes the connection.
+            data_dir: path on every node for logs and the coordinators' files. The path need not be shared.
+            hosts: smallest number of nodes to reserve. More nodes are reserved if there are more coordinators.
+            node: Ray resources that each host reserves on its node.
+            files: certificates and keys of each process, which only the process's user can read.
         """
         self._cluster = cluster
         self._data_dir = data_dir
@@ -218,10 +222,10 @@ class RayLauncher:
         return f"{self._data_dir}/logs on its nodes"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Reserve nodes, and ask the coordinators' workers for addresses.
+        """Reserve nodes, and get an address for each coordinator from its worker.
 
         Raises:
-            ExternalFailureError: the cluster has too few free nodes.
+            ExternalFailureError: If the cluster has too few free nodes.
         """
         self._places = max(self._places, len(coordinators))
         await self._cluster.spread(self._places, self._node)
@@ -252,12 +256,12 @@ class RayLauncher:
         await self._tell(handle, "thaw")
 
     async def close(self) -> None:
-        """Close; also end workers of this fleet that an earlier launcher left behind."""
+        """End all workers of this fleet, including those that an earlier launcher left behind, and disconnect from the cluster."""
         await self.sweep()
         self._cluster.leave(is_over=True)
 
     async def sweep(self) -> list[str]:
-        """End all workers of this fleet, of any launcher; return the names of their processes."""
+        """End this fleet's workers, whichever launcher created them. Return the names of their processes."""
         workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != SUPERVISOR_NAME}
         await asyncio.gather(*(self._end(worker) for worker in workers.values() if worker is not None))
         self._workers.clear()
@@ -274,7 +278,7 @@ class RayLauncher:
         self._cluster.end_actor(worker)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Ask the worker how its process ended. If the worker is gone, its process is gone, too."""
+        """Ask the worker how its process ended. If the worker is gone, the process is also gone, so return an exit that says so."""
         try:
             worker = self._worker(handle.name)
             return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))
@@ -282,12 +286,12 @@ class RayLauncher:
             return Exit(None, str(error), log=self.logs)
 
     async def _ask(self, name: str, word: str, *arguments: object) -> Any:
-        """Call a worker, and wait for it without a limit."""
+        """Call a worker's method and return the reply. Wait for the worker without a time limit."""
         while True:
             try:
                 return await answer(getattr(self._worker(name), word).remote(*arguments))
             except WorkerLostError:
-                self._workers.pop(name, None)  # Ray restarts it, or it is gone permanently and is created again
+                self._workers.pop(name, None)  # Ray restarts the worker, or `_worker` creates a new one
                 await asyncio.sleep(WORKER_POLL_S)
 
     def _worker(self, name: str) -> Any:
@@ -299,30 +303,31 @@ class RayLauncher:
         return self._workers[name]
 
     def _bundle(self, name: str) -> int:
-        """Return the number of the reserved place: h1 and c1 run on the first node, h2 and c2 on the second …"""
+        """Return the number of the process's reserved node. h1 and c1 run on the first node, h2 and c2 on the second, and so on."""
         number = re.search(r"\d+", name)
         return (int(number[0]) - 1 if number else 0) % self._places
 
 
 NOTES_MAX = 20
-"""Number of the supervisor's latest notes that are kept for readers."""
+"""Number of the supervisor's newest notes that are kept for readers."""
 
 LOOK_S = 0.5
-"""Interval between two status requests to the supervisor while a fleet comes up."""
+"""Interval in seconds between two status requests to the supervisor while a fleet starts."""
 
 DOWN_TIMEOUT_S = 60.0
-"""Time limit for the supervisor to end everything; after that the caller does it."""
+"""Time limit in seconds for the supervisor to end everything. Afterwards the caller ends everything itself."""
 
 
 class SupervisorStatus(msgspec.Struct, frozen=True):
-    """Status of a fleet, as its supervisor knows it.
+    """A fleet's status, as reported by its supervisor.
 
     Attributes:
-        address: address of the coordinator; several replicas separated by commas.
-        phase: phase of the fleet in the coordinator's last answer; `starting` before the first answer.
-        nodes: process → Ray's node id.
-        notes: the supervisor's notes, newest last.
-        outcome: how the fleet ended; empty while the fleet runs. For `given up`, `exit_code` is the exit code of the corresponding error.
+        address: address of the coordinator. Addresses of several replicas are separated by commas.
+        phase: phase of the fleet in the coordinator's last reply, or `starting` before the first reply.
+        nodes: Ray's node id by process name.
+        notes: the supervisor's newest notes, ordered from old to new.
+        outcome: how the fleet ended, or an empty string while the fleet runs. If it is `given up`, `exit_code` is the exit code of the
+            corresponding error.
     """
 
     address: str = ""
@@ -337,7 +342,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True):
 
 
 class RaySupervisor:
-    """Actor that supervises a fleet. The actor works in its own thread, so that it starts without a call when Ray has restarted it."""
+    """Actor that supervises a fleet. The actor works in its own thread, so that it starts working after a restart without being called."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
@@ -362,11 +367,11 @@ class RaySupervisor:
         return msgspec.msgpack.encode(msgspec.structs.replace(self._status, notes=notes, nodes=nodes))
 
     def making(self) -> tuple[bytes, bool, dict[str, Any]]:
-        """Return the plan, whether the fleet has certificates, and Ray's runtime environment."""
+        """Return the encoded plan, whether the fleet has certificates, and the actor's runtime environment."""
         return msgspec.msgpack.encode(self._plan), bool(self._certificates), runtime_here()
 
     def stop(self) -> None:
-        """End all processes but this actor; return when they have ended."""
+        """End all processes of the fleet, and return when they have ended. This actor keeps running."""
         self._loop.call_soon_threadsafe(self._stop_requested.set)
         self._thread.join()
 
@@ -454,13 +459,13 @@ async def up(
     timeout_s: float,
     on_note: Callable[[str], None],
 ) -> SupervisorStatus:
-    """Start a fleet; return when all of its hosts take part.
+    """Start a fleet. Wait until all of its hosts have joined, and return the status.
 
     Raises:
-        UsageError: a fleet of this name is up, or would use plaintext between nodes.
-        ExternalFailureError: the cluster has too few nodes.
-        SnaplineError: the supervisor has given up; the fleet was taken down.
-        UnknownOutcomeError: not all hosts take part in time; the fleet keeps starting.
+        UsageError: If a fleet of this name already runs, or the fleet would use plaintext between nodes.
+        ExternalFailureError: If the cluster has too few nodes.
+        SnaplineError: If the supervisor gives up. The fleet is then shut down.
+        UnknownOutcomeError: If not all hosts have joined after `timeout_s` seconds. The fleet continues to start.
     """
     if cluster.names():
         raise UsageError(f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name")
@@ -471,7 +476,7 @@ async def up(
     if len(suitable) < places:
         await cluster.spread(
             places, plan.node
-        )  # fails in seconds unless a node joins; the supervisor uses these places
+        )  # fails in seconds unless a node joins; the supervisor uses this reservation
     _make_supervisor(cluster, plan, certificates)
     shown = 0
     try:
@@ -494,10 +499,10 @@ async def up(
 
 
 async def standing(cluster: RayCluster, name: str) -> SupervisorStatus:
-    """Return the status of a fleet; wait if Ray is restarting its supervisor.
+    """Return the status of a fleet. If Ray is restarting the fleet's supervisor, wait for it.
 
     Raises:
-        NotFoundError: no fleet of this name is on the cluster.
+        NotFoundError: If no fleet of this name is on the cluster.
     """
     while True:
         supervisor = cluster.actor(SUPERVISOR_NAME)
@@ -510,14 +515,15 @@ async def standing(cluster: RayCluster, name: str) -> SupervisorStatus:
 
 
 async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> SupervisorStatus:
-    """Send a running fleet the current certificates in `folder`; return when every process has its own.
+    """Send a running fleet the current certificates in `folder`. Wait until every process has its own certificate, and return the status.
 
-    Processes re-read their files every few seconds, and do not restart.
+    Processes re-read their certificate files every few seconds, so they do not restart.
 
     Raises:
-        NotFoundError: no fleet of this name is on the cluster.
-        UsageError: the fleet has no certificates, or `folder` lacks one that it needs.
-        UnknownOutcomeError: some processes are not running; they get their certificates when they start.
+        NotFoundError: If no fleet of this name is on the cluster.
+        UsageError: If the fleet has no certificates, or `folder` lacks one that it needs.
+        UnknownOutcomeError: If some processes do not run after `timeout_s` seconds. These processes receive their certificates when they
+            start.
     """
     supervisor = cluster.actor(SUPERVISOR_NAME)
     if supervisor is None:
@@ -557,10 +563,12 @@ def _make_supervisor(
 
 
 async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
-    """Check that the fleet of this name belongs to this folder. Without a supervisor its plan is lost, and only the name is checked.
+    """Check that the fleet of this name belongs to this folder.
+
+    If the fleet has no reachable supervisor, its plan is unavailable and the check passes.
 
     Raises:
-        NotFoundError: the fleet belongs to another folder.
+        NotFoundError: If the fleet belongs to another folder.
     """
     supervisor = cluster.actor(SUPERVISOR_NAME)
     if supervisor is None:
@@ -580,16 +588,18 @@ def _error_of(last: SupervisorStatus) -> SnaplineError:
 
 
 async def down(cluster: RayCluster, name: str) -> None:
-    """Take a fleet down: end its processes and actors, and release its reserved nodes. The fleet's files stay.
+    """Shut a fleet down. End its processes and actors, and release its reserved nodes, but keep its files.
 
     Raises:
-        NotFoundError: no fleet of this name is on the cluster.
+        NotFoundError: If no fleet of this name is on the cluster.
     """
     if not cluster.names():
         raise NotFoundError(f"no fleet named {name} is on this cluster")
     supervisor = cluster.actor(SUPERVISOR_NAME)
     if supervisor is not None:
-        with contextlib.suppress(WorkerLostError, TimeoutError):  # it hangs or its node died: end everything from here
+        with contextlib.suppress(
+            WorkerLostError, TimeoutError
+        ):  # the supervisor hangs or its node died, so end everything from here
             async with asyncio.timeout(DOWN_TIMEOUT_S):
                 await answer(supervisor.stop.remote())
         cluster.end_actor(supervisor)

@@ -1,16 +1,16 @@
-"""Run a whole fleet with some launcher: start, watch and restart the coordinator's processes (one, three or five) and N host processes.
+"""Run a whole fleet with the given launcher. Start, watch and restart one, three or five coordinator processes and N host processes.
 
-This module is the driver of the core in `deploy/supervisor.py`. It carries out the supervisor's commands through a `Launcher`, and reads
-the fleet's status from the coordinator. It reports a dead host to the coordinator at once, before the broken stream shows the loss. The
-report is a hint for the failure detector; the coordinator decides.
+This module is the driver of the core in `deploy/supervisor.py`. The driver carries out the supervisor's commands through a `Launcher`, and
+reads the fleet's status from the coordinator. The driver reports a dead host to the coordinator immediately, before the host's broken
+stream shows the loss. The report is only a hint for the failure detector, and the coordinator decides.
 
-The target number of hosts is a number in a file of the fleet's folder, which the supervising process applies (`follow`). The file exists only while
-that process runs; the next start of the fleet writes it again.
+A file in the fleet's folder contains the target number of hosts, which the supervising process applies (`follow`). The file exists only
+while the supervising process runs. The next start of the fleet writes it again.
 
-Time limits use `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that coincides with the end of the call, and a
-watcher that outlived `stop()` would start processes that nobody ends.
+Time limits use `asyncio.timeout`, because `asyncio.wait_for` in Python 3.11 swallows a cancellation that coincides with the end of the
+call. A watcher task that survived `stop()` would start processes that nobody ends.
 
-Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and end with `stop()` or `async with`.
+The caller must use one event loop, in a thread that lives as long as the fleet, and must end the fleet with `stop()` or `async with`.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from snapline.messages.status import HOSTS_MAX, FleetStatus
 
 
 class CoordinatorReader(Protocol):
-    """The part of `CoordinatorClient` that the launcher uses."""
+    """The methods of `CoordinatorClient` that a running fleet uses."""
 
     def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetStatus]: ...
     def report_host_exit(
@@ -71,33 +71,35 @@ class CoordinatorReader(Protocol):
 
 
 COORDINATORS = (1, 3, 5)
-"""Allowed numbers of replicas. An even number has no advantage, since four replicas tolerate only as many losses as three."""
+"""Allowed numbers of coordinator replicas. An even number has no advantage, because four replicas tolerate only as many losses as three."""
 
 SINGLE_COORDINATOR = "coordinator"
-"""Name of the only coordinator process of a fleet without replicas."""
+"""Name of the coordinator process in a fleet with a single coordinator."""
 
 POLL_S = 0.2
-"""Interval between status requests to the coordinator: short enough for a progress line, long enough to be cheap."""
+"""Interval in seconds between status requests to the coordinator. The interval is short enough for a progress line, and long enough to be
+cheap."""
 
 CALL_TIMEOUT_S = 2.0
-"""Time limit for one call to the coordinator: it is close by, and the next poll follows anyway."""
+"""Time limit in seconds for one call to the coordinator. The coordinator is close by, and the next poll follows soon."""
 
 SHUTDOWN_S = 10.0
-"""Time limit for hosts to end by themselves once the coordinator reports that the fleet has ended."""
+"""Time limit in seconds for hosts to exit on their own after the coordinator has reported that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting
-lets a process end cleanly."""
+"""Time in seconds between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe,
+but waiting lets a process exit cleanly."""
 
 LAST_SNAPSHOT_S = 20.0
-"""Time limit for a last snapshot when users take a fleet down. It takes tens of milliseconds, plus the time for running effects to end."""
+"""Time limit in seconds for the last snapshot when users shut a fleet down. The snapshot takes tens of milliseconds, plus the time until
+running effects have finished."""
 
 ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (UsageError, DamagedDataError)}
-"""Errors raised for the supervisor's `GiveUp`, by exit code; the default is `ExternalFailureError`."""
+"""Errors to raise when the supervisor gives up, by the exit code in `GiveUp`. The default is `ExternalFailureError`."""
 
 
 class LaunchedFleet:
-    """The processes of one fleet."""
+    """Runs the processes of one fleet with a launcher."""
 
     def __init__(
         self,
@@ -112,18 +114,19 @@ class LaunchedFleet:
         on_status: Callable[[FleetStatus], None] = lambda status: None,
         last_snapshot_s: float = 0.0,
     ) -> None:
-        """Describe a fleet; `start()` does the work.
+        """Describe the fleet. `start()` starts it.
 
         Args:
-            launcher: starts the processes; closed with the fleet.
+            launcher: starts the processes. The fleet closes the launcher when the fleet stops.
             commands: builds the processes' command lines.
             hosts: number of host processes, named `h1` to `hN`.
-            coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
-            on_failure: treatment of a dead host's agents, "restart" or "move".
-            connect: makes a client for the coordinator's comma-separated addresses; default: `CoordinatorClient`.
-            on_note: receives a sentence whenever the fleet's processes change.
-            on_status: receives every status read from the coordinator.
-            last_snapshot_s: time limit in seconds for a last snapshot in `stop`, as in `commands`; 0: no snapshot.
+            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`, and several replicas are named `c1`, `c2` …
+            on_failure: whether a dead host's agents wait for a "restart" or "move" to other hosts.
+            connect: function that creates a client for the coordinator's comma-separated addresses. The default is `CoordinatorClient`.
+            on_note: called with a sentence whenever the fleet's processes change.
+            on_status: called with every status that is read from the coordinator.
+            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes, same as in `commands`. If 0, `stop` takes no
+                snapshot.
         """
         self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
@@ -142,7 +145,9 @@ class LaunchedFleet:
         self._addresses: dict[str, str] = {}
         self._client: CoordinatorReader | None = None
         self._handles: dict[str, Handle] = {}
-        self._process_tasks: dict[str, asyncio.Task[None]] = {}  # by process: the task that starts and watches it
+        self._process_tasks: dict[
+            str, asyncio.Task[None]
+        ] = {}  # by process name; each task starts and watches its process
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] | None = None
 
@@ -160,10 +165,10 @@ class LaunchedFleet:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all processes; return at once, before the fleet has formed.
+        """Start all processes. Return immediately, before the fleet has formed.
 
         Raises:
-            UsageError: the launcher's place is in use, or its fleet has another number of coordinators.
+            UsageError: If the launcher's place is in use, or the fleet at that place has another number of coordinators.
         """
         assert self._ended is None, "start() runs once"
         self._addresses = await self._launcher.open(self.coordinators)
@@ -174,11 +179,11 @@ class LaunchedFleet:
         self._spawn(self._poll(), "poll")
 
     async def wait(self, timeout_s: float | None = None) -> Ending:
-        """Wait until the fleet and its host processes have ended.
+        """Wait until the fleet and its host processes have ended, and return how the fleet ended.
 
         Raises:
-            UnknownOutcomeError: the fleet still runs after `timeout_s` seconds.
-            SnaplineError: the supervisor gave up on a process; the message has the last line of its output.
+            UnknownOutcomeError: If the fleet still runs after `timeout_s` seconds.
+            SnaplineError: If the supervisor gave up on a process. The message contains the last line of the process's output.
         """
         assert self._ended is not None, "start() first"
         try:
@@ -197,9 +202,9 @@ class LaunchedFleet:
         return ending
 
     async def stop(self) -> None:
-        """End every process. A running fleet first takes a last snapshot, if `last_snapshot_s` is set; a cancellation skips it.
+        """End every process. If `last_snapshot_s` is set, a running fleet first takes a last snapshot. A cancellation skips this snapshot.
 
-        The coordinators end before the hosts, so that they do not take the hosts' end for a failure and start a recovery.
+        The coordinators end before the hosts, so that they do not mistake the hosts' exits for failures and start a recovery.
         """
         for task in list(self._tasks):
             task.cancel()
@@ -209,7 +214,7 @@ class LaunchedFleet:
         if self._last_snapshot_s and others and not (self._ended is None or self._ended.done()):
             try:
                 await self._stop_hosts_with_snapshot(others)
-            except asyncio.CancelledError:  # a second signal; the first cancellation is already reported to its sender
+            except asyncio.CancelledError:  # a second signal; the first cancellation already reaches its sender
                 grace_s = 0.0
         for names in (self.coordinators, others):
             handles = [self._handles[name] for name in names if name in self._handles]
@@ -223,7 +228,7 @@ class LaunchedFleet:
             self._ended.exception()  # mark the error as retrieved; wait() reports it
 
     async def _stop_hosts_with_snapshot(self, hosts: Sequence[str]) -> None:
-        """Have the hosts take a last snapshot and leave; report the result as a note."""
+        """Stop the hosts after they have taken a last snapshot, and report the result as a note."""
         limit_s, clock = self._last_snapshot_s, asyncio.get_running_loop().time
         before = await self._ask_status()
         if before is None:
@@ -244,16 +249,19 @@ class LaunchedFleet:
         epoch = (await self._ask_status() or before).last_complete_epoch
         if (
             epoch > before.last_complete_epoch or clock() < began_s + limit_s
-        ):  # hosts without new work leave without a snapshot
+        ):  # hosts without new work stop without a snapshot
             self._on_note(f"epoch {epoch} is the last snapshot")
         else:
             lost = f"what the fleet has done since epoch {epoch} is lost"
             self._on_note(f"no last snapshot: {lost}; the hosts' logs say why")
 
     async def renew(self) -> None:
-        """Use renewed certificates: reconnect with this process's certificate, and call `start` again for every running process.
+        """Use renewed certificates.
 
-        No second process starts for a name, but launchers that deliver certificates in `start` deliver the new ones.
+        Reconnect with this process's certificate, and call the launcher's `start` again for every running process.
+
+        This does not start a second process for a name. But launchers that deliver certificates in `start` deliver the renewed
+        certificates.
         """
         if self._client is not None:
             self._spawn(_close_later(self._client), "close")
@@ -261,14 +269,16 @@ class LaunchedFleet:
         for name in list(self._handles):
             with contextlib.suppress(
                 ExternalFailureError
-            ):  # the process is ending or unreachable, and gets the certificates at its next start
+            ):  # the process is ending or unreachable; it receives the certificates at its next start
                 await self._launcher.start(self._spec(name))
 
     def scale(self, hosts: int) -> None:
-        """Set the number of hosts. Missing hosts of `h1` to `hN` are started, and hosts above `hN` are ended; drain the latter first.
+        """Set the number of hosts to N.
+
+        Start missing hosts among `h1` to `hN`, and end hosts above `hN`. Drain those hosts before you call this.
 
         Raises:
-            UsageError: the number is out of range.
+            UsageError: If the number is out of range.
         """
         self.hosts = host_names(hosts)
         self._feed(HostsRequested(self.hosts))
@@ -279,34 +289,34 @@ class LaunchedFleet:
     # -- for tests and demonstrations -----------------------------------------------------------------------
 
     async def leader(self) -> str:
-        """Return the name of the leading coordinator; `""` while none answers as the leader."""
+        """Return the name of the coordinator that leads, or `""` if currently no coordinator answers as the leader."""
         status = await self._ask_status()
         if status is None or len(self.coordinators) == 1:
             return "" if status is None else SINGLE_COORDINATOR
         return status.leader
 
     def handle(self, name: str) -> Handle | None:
-        """Return the handle of a host or coordinator; None while it is down."""
+        """Return the handle of a host or coordinator, or None if it currently does not run."""
         return self._handles.get(self._check_name(name))
 
     def pid(self, name: str) -> int | None:
-        """Return the process id of a host or coordinator; None while it is down."""
+        """Return the process id of a host or coordinator, or None if it currently does not run."""
         handle = self.handle(name)
         return None if handle is None else handle.pid
 
     def kill(self, name: str, *, is_kept_down: bool = False) -> None:
-        """Send SIGKILL to a host or coordinator, like a crash. It is restarted as usual; `is_kept_down`: only by `restart()`."""
+        """Send SIGKILL to a host or coordinator, as if it crashed. If `is_kept_down` is set, only `restart()` restarts it."""
         self._feed(KillRequested(self._check_name(name), is_kept_down))
 
     async def end(self, name: str, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s` seconds; the process stays down until `restart()`."""
+        """Send SIGTERM to a process, and SIGKILL if it still runs after `grace_s` seconds. Only `restart()` restarts it."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.stop(handle, grace_s)
         self.kill(name, is_kept_down=True)
 
     async def freeze(self, name: str) -> None:
-        """Freeze a process; nothing happens if it is down."""
+        """Freeze a process. Do nothing if it does not run."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.freeze(handle)
@@ -318,7 +328,7 @@ class LaunchedFleet:
             await self._launcher.thaw(handle)
 
     def restart(self, name: str) -> None:
-        """Start a dead host or coordinator now, without the pause; nothing happens if it runs."""
+        """Start a dead host or coordinator immediately, without the usual pause. Do nothing if it already runs."""
         self._feed(RestartRequested(self._check_name(name)))
 
     def _check_name(self, name: str) -> str:
@@ -371,7 +381,7 @@ class LaunchedFleet:
         return ProcessSpec(name, "coordinator", instance, tuple(command))
 
     async def _run_process(self, spec: ProcessSpec) -> None:
-        """Start a process and watch it until it ends."""
+        """Start a process and watch it until it exits."""
         try:
             handle = await self._launcher.start(spec)
         except ExternalFailureError as error:
@@ -384,7 +394,7 @@ class LaunchedFleet:
         self._feed(ProcessEnded(spec.name, handle.instance, ended))
 
     async def _report(self, command: ReportExit) -> None:
-        """Report an exit to the coordinator. If that is unreachable, its own failure detector will notice the loss."""
+        """Report a host's exit to the coordinator. If the coordinator is unreachable, its own failure detector will detect the loss."""
         assert self._client is not None
         with contextlib.suppress(SnaplineError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -407,7 +417,7 @@ class LaunchedFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Read the fleet's status, and whether it has ended. The status may be stale; then the next read corrects it."""
+        """Read the fleet's status, including whether the fleet has ended. A stale status is corrected by the next read."""
         status = await self._ask_status(unconfirmed=True)
         if status is None:
             self._feed(FleetStatusUnavailable())
@@ -416,7 +426,10 @@ class LaunchedFleet:
         self._feed(FleetStatusRead(status.phase, status.reason, status.last_complete_epoch))
 
     async def _ask_status(self, *, unconfirmed: bool = False) -> FleetStatus | None:
-        """Return the status; None if the coordinator is unreachable, which is no error here: the supervisor restarts it."""
+        """Return the fleet's status, or None if the coordinator is unreachable.
+
+        This is not an error, because the supervisor restarts it.
+        """
         assert self._client is not None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -431,7 +444,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """End the fleet with the error of a task that failed unexpectedly."""
+        """If a task failed unexpectedly, end the fleet with the task's error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
@@ -442,7 +455,7 @@ def host_names(hosts: int) -> tuple[str, ...]:
     """Return the names `h1` to `hN`.
 
     Raises:
-        UsageError: the number is out of range.
+        UsageError: If the number is out of range.
     """
     if not 1 <= hosts <= HOSTS_MAX:
         raise UsageError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
@@ -454,7 +467,7 @@ def _error_of(word: GiveUp) -> SnaplineError:
 
 
 async def _close_later(client: CoordinatorReader) -> None:
-    """Close the client after the time limit of its open calls."""
+    """Close the client once the time limit of its open calls has passed."""
     try:
         await asyncio.sleep(CALL_TIMEOUT_S)
     finally:
@@ -473,7 +486,7 @@ LOOK_S = 0.2
 
 
 def check_supervised(folder: Path) -> None:
-    """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or did so until it was killed."""
+    """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or supervised it until the process was killed."""
     if not (folder / HOSTS_REQUEST_FILE).exists():
         raise UsageError(
             f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
@@ -488,12 +501,12 @@ def request_hosts(folder: Path, hosts: int) -> None:
 
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
-    """Scale the fleet to the target number of hosts whenever it changes, until cancelled."""
+    """Scale the fleet whenever the target number of hosts in `folder` changes, until cancelled."""
     file = folder / HOSTS_REQUEST_FILE
     request_hosts(folder, len(fleet.hosts))
     try:
         while True:
-            with contextlib.suppress(OSError, ValueError, UsageError):  # the file holds no valid number of hosts
+            with contextlib.suppress(OSError, ValueError, UsageError):  # the file contains no valid number of hosts
                 hosts = int(file.read_text())
                 if hosts != len(fleet.hosts):
                     fleet.scale(hosts)

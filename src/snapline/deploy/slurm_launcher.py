@@ -1,13 +1,14 @@
-"""Run a fleet's processes on a Slurm cluster. Each host is an element of one job array, each coordinator an element of another.
+"""Run a fleet's processes on a Slurm cluster. Hosts are elements of one job array, and coordinators are elements of another.
 
-An element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to the worker inside the element's allocation. All
-requests to Slurm go through Slurm's programs (`Slurm`), whose output this module parses.
+Each element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to the worker inside the element's allocation. Every
+request to Slurm runs one of Slurm's programs (`Slurm`), whose output this module parses.
 
-- *Node failure*: when Slurm misses a node, it ends the element and requeues it. The launcher's connection breaks, and the launcher reports the
-  loss at once. The next start waits until the element runs again, without a process. A process that survives on the old node belongs to a
-  replaced host, and its messages are rejected (G9).
-- *Time limit*: Slurm warns hosts in advance. The worker requests a last snapshot, ends its process and is requeued.
-- *Coordinators* keep their address, and therefore their node. Their elements are not requeued, and a new element requests the same node.
+- *Node failure*: when Slurm loses contact with a node, it ends and requeues the element. The launcher's connection breaks, and the launcher
+  reports the loss immediately. The next start waits until the element runs again, at first without a process. A process that survives on
+  the old node belongs to a replaced host, so its messages are rejected (G9).
+- *Time limit*: Slurm warns the workers of hosts in advance. The worker then requests a last snapshot, ends its process and is requeued.
+- *Coordinators* keep their addresses, and therefore their nodes. The elements of coordinators are not requeued. Instead, a new element
+  requests the same node.
 """
 
 import asyncio
@@ -42,29 +43,30 @@ from snapline.security.transport import is_loopback
 JOB_PREFIX = "snapline"
 
 LIMIT_S = 60.0
-"""Time limit for one program. A busy controller takes seconds; without a controller the programs hang."""
+"""Time limit in seconds for one of Slurm's programs. A busy controller takes seconds, and without a controller the programs hang."""
 
 CONFIGURATION_ADVICE = "correct it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
 
 CHECK_S = 10.0
-"""Time limit for one program before anything is submitted, while a user waits. Without a configuration a program tries for a minute."""
+"""Time limit in seconds for one of Slurm's programs before anything is submitted, while a user waits. Without a configuration, a program
+retries for a minute."""
 
 NODES_UNAVAILABLE = "Requested node configuration is not available"
-"""Error of `sbatch` for a job that could never run, even on an idle cluster."""
+"""Error message of `sbatch` for a job that could not run even on an idle cluster."""
 
 FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason", "Comment")
 
 COMMENT = "snapline "
-"""Prefix of the fleet's folder in the comment of each job; the folder distinguishes fleets of the same name."""
+"""Prefix of each job's comment, which the fleet's folder follows. The folder distinguishes fleets of the same name."""
 
 
 class Element(msgspec.Struct, frozen=True):
     """One element of a job array.
 
     Attributes:
-        job: job id; before the element starts perhaps the id of the array.
-        array, index: permanent id of the element.
-        stem: prefix of the process's name, such as `h` of h1, h2 …
+        job: job id of the element. Before the element starts, this may be the id of the array.
+        array, index: id of the array and the element's index, which together identify the element permanently.
+        stem: prefix of the process's name, such as `h` for h1, h2 …
         state: Slurm's state, such as `RUNNING`.
         node: node on which the element runs.
         restarts: number of times that the element was requeued.
@@ -82,12 +84,12 @@ class Element(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name of the process that the element runs."""
+        """Return the name of the process that the element runs."""
         return self.stem if self.index == UNNUMBERED_INDEX else f"{self.stem}{self.index}"
 
     @property
     def run(self) -> str:
-        """Description that identifies this run of the element."""
+        """Return a description that identifies this run of the element."""
         return f"job {self.array}_{self.index}, run {self.restarts} on {self.node}"
 
     @property
@@ -96,11 +98,11 @@ class Element(msgspec.Struct, frozen=True):
 
 
 UNNUMBERED_INDEX = 999
-"""Index of a process whose name has no number: above the number of hosts, and below Slurm's usual limit."""
+"""Index of a process whose name has no number. The index is above the largest number of hosts and below Slurm's usual limit."""
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """Split `h3` into `h` and 3; a name without a number gets `UNNUMBERED_INDEX`."""
+    """Split a name such as `h3` into `h` and 3. If the name has no number, return `UNNUMBERED_INDEX` as its number."""
     match_ = re.fullmatch(r"(.*[^0-9])(\d{1,3})", name)
     if match_ is None or int(match_[2]) >= UNNUMBERED_INDEX or match_[2] != str(int(match_[2])):
         return name, UNNUMBERED_INDEX
@@ -108,9 +110,9 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Element]:
-    """Return the elements of a fleet by process name, from the output of `squeue`. Elements of another folder are skipped.
+    """Parse the output of `squeue`, and return a fleet's elements by process name. If `folder` is given, skip elements of other folders.
 
-    If a name has two elements, a completing one is ignored.
+    If a name has two elements, ignore an element that is completing.
     """
     elements: dict[str, Element] = {}
     for line in listed.splitlines():
@@ -128,10 +130,14 @@ def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Eleme
 
 
 class Slurm:
-    """Runs Slurm's programs on one cluster for one fleet."""
+    """Adapter that runs Slurm's programs on one cluster for one fleet."""
 
     def __init__(self, fleet: str, programs: Mapping[str, str] | None = None, *, folder: str = "") -> None:
-        """Create the adapter. `programs`: name → path of programs outside PATH. `folder`: the fleet's folder; empty: any."""
+        """Create the adapter.
+
+        `programs` maps the names of programs that are not in PATH to their paths. If `folder` is not empty, only elements of the fleet in
+        this folder are considered.
+        """
         self._fleet = fleet
         self._folder = folder
         self._programs = dict(programs or {})
@@ -139,9 +145,9 @@ class Slurm:
         self._next_query: asyncio.Task[dict[str, Element]] | None = None
 
     async def elements(self) -> dict[str, Element]:
-        """Return the fleet's waiting, running and completing elements by process name; the query starts after this call.
+        """Return the fleet's waiting, running and completing elements by process name. The query starts after this call.
 
-        Calls made during a query share the next query, because many come at the same time.
+        All calls that arrive during a query share the next query, because many calls arrive at the same time.
         """
         if self._next_query is None:
             self._next_query = asyncio.create_task(self._query_after(self._running_query))
@@ -156,17 +162,19 @@ class Slurm:
         return parse_elements(listed, self._fleet, self._folder)
 
     async def check(self, processes: int, options: Sequence[str]) -> None:
-        """Check that Slurm accepts jobs with these options, and that `processes` of them could run at once. Submit nothing.
+        """Check that Slurm accepts jobs with these options, and that `processes` such jobs could run at the same time. Submit no job.
 
         Raises:
-            UsageError: Slurm refuses an option, its configuration cannot be read, or the cluster is too small.
-            ExternalFailureError: Slurm does not answer.
+            UsageError: If Slurm refuses an option, its configuration cannot be read, or the cluster is too small.
+            ExternalFailureError: If Slurm does not answer.
         """
         await self._test(["--ntasks=1", *options])
         together = [f"--ntasks={processes}", *([f"--nodes={processes}"] if "--exclusive" in options else [])]
         try:
             await self._test([*together, *options])
-        except SnaplineError as error:  # other errors, such as a node limit per job, do not apply to many small jobs
+        except (
+            SnaplineError
+        ) as error:  # other errors, such as a limit on nodes per job, do not apply to many small jobs
             if NODES_UNAVAILABLE in str(error):
                 raise UsageError(
                     f"the Slurm cluster has no room for {processes} processes at once with these options: ask for fewer --hosts, add nodes, "
@@ -177,7 +185,7 @@ class Slurm:
         await self.call("sbatch", "--test-only", *options, "--wrap=true", limit_s=CHECK_S)
 
     async def open_address(self) -> str:
-        """Return the address of a node that is not this machine; empty if there is none."""
+        """Return the name or address of the first node that is not on loopback, or an empty string if there is none."""
         listed = await self.call("scontrol", "--oneliner", "show", "nodes", limit_s=CHECK_S)
         names = [word.partition("=")[2] for word in listed.split() if word.startswith("NodeAddr=")]
         for name in dict.fromkeys(names):
@@ -188,7 +196,7 @@ class Slurm:
         return ""
 
     async def submit(self, stem: str, indices: Sequence[int], options: Sequence[str], command: str) -> str:
-        """Submit one job array; return its id."""
+        """Submit one job array, and return the array's id."""
         array = ",".join(map(str, sorted(indices)))
         identity = [f"--job-name={JOB_PREFIX}:{self._fleet}:{stem}", f"--array={array}", "--parsable"]
         identity += [f"--comment={COMMENT}{self._folder}"] if self._folder else []
@@ -211,20 +219,20 @@ class Slurm:
         return str(addresses[0][4][0])
 
     def bridge(self, element: Element, command: Sequence[str]) -> list[str]:
-        """Return an `srun` command that runs `command` inside an element's allocation, with our standard streams."""
+        """Return an `srun` command that runs `command` inside an element's allocation, connected to this process's standard streams."""
         srun = self._programs.get("srun", "srun")
         place = (f"--jobid={element.job}", "--overlap", "--ntasks=1", "--nodes=1", "--quiet", "--unbuffered")
         return [srun, *place, *command]
 
     async def call(self, program: str, *arguments: str, limit_s: float = LIMIT_S) -> str:
-        """Run one of Slurm's programs to its end; return its output.
+        """Run one of Slurm's programs until it exits, and return its output.
 
         Raises:
-            UsageError: the program is missing, its configuration cannot be read, or it refuses the arguments.
-            ExternalFailureError: the program fails.
+            UsageError: If the program is missing, its configuration cannot be read, or it refuses the arguments.
+            ExternalFailureError: If the program fails.
         """
         configuration = os.environ.get("SLURM_CONF", "")
-        if configuration and not os.path.exists(configuration):  # the program would look for the file for a minute
+        if configuration and not os.path.exists(configuration):  # the program would search for the file for a minute
             raise UsageError(
                 f"Slurm's configuration cannot be read: {configuration} is not there; {CONFIGURATION_ADVICE}"
             )
@@ -243,7 +251,7 @@ class Slurm:
             ) from error
         out, err = await asyncio.shield(
             _ended(process, program, limit_s)
-        )  # shielded: a submitted job must not become unknown
+        )  # shielded, so that a cancellation cannot lose a submitted job
         if process.returncode:
             errors = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
             if any("configuration file" in line for line in errors):
@@ -260,7 +268,7 @@ def _strip_prefixes(program: str, line: str) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: float) -> tuple[bytes, bytes]:
-    """Return the output of a program, or kill it after `limit_s`. A program that waits for its configuration says so on stderr."""
+    """Return a program's stdout and stderr. If it still runs after `limit_s` seconds, kill it and raise an error that quotes its stderr."""
     communication = asyncio.ensure_future(process.communicate())
     done, _ = await asyncio.wait({communication}, timeout=limit_s)
     if done:
@@ -279,35 +287,36 @@ async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: flo
 
 
 def _is_refused(said: Sequence[str]) -> bool:
-    """Return whether a retry would not help, such as for an unknown option or partition."""
+    """Return whether the error is permanent, such as for an unknown option or partition, so that a retry would fail again."""
     signs = ("nvalid", "nrecognized", "nknown", "not permitted", 'Try "sbatch --help"')
     return any(sign in line for line in said for sign in signs)
 
 
 NOTICE_S = 120
-"""Time before the time limit at which Slurm warns hosts. Slurm may warn a minute earlier, and ends hosts at the limit."""
+"""Time in seconds before the time limit at which Slurm warns hosts. Slurm may warn up to a minute earlier, and ends hosts at the limit."""
 
 SNAPSHOT_LIMIT_S = 60
-"""Part of the notice period that the last snapshot may take."""
+"""Largest part of the notice period, in seconds, that the last snapshot may take."""
 
 GATHER_S = 0.1
-"""Time in which start requests are collected into one array."""
+"""Time in seconds for which start requests are collected into one array."""
 
 LOOK_S, LOOK_S_MAX = 0.3, 5.0
-"""Interval between two queries of the queue; doubled each time, up to the maximum."""
+"""Interval in seconds between two queries of Slurm's queue. The interval doubles after each query, up to the maximum."""
 
 CLOSE_S = 90.0
-"""Time limit for cancelled elements to leave the queue: Slurm waits half a minute before it kills them."""
+"""Time limit in seconds for cancelled elements to leave the queue. Slurm waits half a minute before it kills them."""
 
 WAITING_S = 30.0
-"""Waiting time after which an element is reported in a note."""
+"""Waiting time in seconds after which a note reports that an element is still waiting."""
 
 SUBMITTED, SUBMISSIONS_MAX = "it was submitted", 3
-"""Largest number of submissions: if this many jobs of a process end before the launcher can connect, the start fails."""
+"""Reason for waiting after a submission, and the largest number of submissions per start. If more jobs of a process end before the launcher
+can connect, the start fails."""
 
 
 class SlurmLauncher:
-    """Processes of one fleet on a cluster."""
+    """Runs the processes of one fleet on a Slurm cluster."""
 
     def __init__(
         self,
@@ -322,18 +331,18 @@ class SlurmLauncher:
         slurm: Slurm | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe where to run the fleet; `open` reserves the place.
+        """Describe where to run the fleet. `open` reserves the place.
 
         Args:
             name: name of the fleet.
-            data_dir: a path that all nodes share for logs and the coordinators' files.
-            python: the nodes' Python interpreter with snapline.
-            code: folder on the nodes with the fleet's module; empty: the current one.
-            options: options of `sbatch` for all jobs, such as partition, time, account.
-            notice_s: how long before the time limit hosts are warned.
-            trust: `--tls-…` or `--insecure`, for the command that requests the last snapshot.
-            slurm: adapter of the cluster; default: a new one.
-            on_note: receives a sentence when an element waits for a long time.
+            data_dir: path for logs and the coordinators' files, which all nodes share.
+            python: the nodes' Python interpreter, in which snapline is installed.
+            code: folder on the nodes with the fleet's module. If empty, jobs run in the current folder.
+            options: options of `sbatch` for all jobs, such as partition, time limit or account.
+            notice_s: time in seconds before the time limit at which hosts are warned.
+            trust: `--tls-…` or `--insecure` options for the command that requests the last snapshot.
+            slurm: adapter of the cluster. By default a new adapter is created.
+            on_note: called with a sentence when an element waits for a long time.
         """
         self._name = name
         self._data_dir = data_dir
@@ -345,10 +354,10 @@ class SlurmLauncher:
         self._slurm = slurm or Slurm(name, folder=data_dir)
         self._on_note = on_note
         self._holder = secrets.token_hex(8)
-        self._workers: dict[str, LaunchAgentClient] = {}  # by process name; only the latest
+        self._workers: dict[str, LaunchAgentClient] = {}  # by process name; only the worker of the latest run
         self._find_locks: dict[str, asyncio.Lock] = {}
-        self._addresses: dict[str, str] = {}  # of coordinators
-        self._nodes: dict[str, str] = {}  # of coordinators: the nodes of their addresses
+        self._addresses: dict[str, str] = {}  # by coordinator name
+        self._nodes: dict[str, str] = {}  # by coordinator name: the node to which its address belongs
         self._pending_starts: dict[str, Kind] = {}  # processes that need an element
         self._flushing: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -362,30 +371,32 @@ class SlurmLauncher:
         return f"{self._data_dir}/{LOGS_FOLDER}"
 
     async def check(self, processes: int) -> None:
-        """Check that `processes` can run at once, and that plaintext between machines is allowed if it would be used.
+        """Check that `processes` processes can run at the same time.
+
+        If they would use plaintext between machines, check that this is allowed.
 
         Raises:
-            UsageError: a check fails; the message says what to change.
-            ExternalFailureError: Slurm does not answer.
+            UsageError: If a check fails. The message says what to change.
+            ExternalFailureError: If Slurm does not answer.
         """
         await self._slurm.check(processes, self._options)
         if not self._trust:
             check_exposure(await self._slurm.open_address())
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Start the coordinators' elements, and ask their workers for ports.
+        """Start the coordinators' elements, and get the coordinators' ports from their workers.
 
         Raises:
-            UsageError: `sbatch` refuses the options, or is missing.
+            UsageError: If `sbatch` refuses the options, or is missing.
         """
         make_private(Path(self.logs))
-        await self._slurm.elements()  # an unreachable cluster is an error here; later calls wait for it
+        await self._slurm.elements()  # here an unreachable cluster is an error, but later calls wait for the cluster
         addresses = await asyncio.gather(*(self._coordinator_address(name) for name in coordinators))
         self._addresses = dict(zip(coordinators, addresses, strict=True))
         return dict(self._addresses)
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process; wait for its element without a limit."""
+        """Start a process and return its handle. Wait for the process's element without a time limit."""
         while True:
             worker = await self._worker(spec.name, spec.kind)
             command = tuple(word.replace(NODE, bracketed(worker.address)) for word in spec.command)
@@ -422,10 +433,10 @@ class SlurmLauncher:
             await worker.thaw(handle)
 
     async def close(self) -> None:
-        """Close; cancel all elements of this fleet, also an earlier launcher's, unless another launcher has taken the fleet over.
+        """Cancel all elements of this fleet, including those of an earlier launcher, unless another launcher has taken the fleet over.
 
         Raises:
-            ExternalFailureError: Slurm does not end the elements.
+            ExternalFailureError: If Slurm does not end the elements.
         """
         self._is_closed = True
         if self._flushing is not None:
@@ -435,7 +446,7 @@ class SlurmLauncher:
             await self.sweep()
 
     async def sweep(self) -> list[str]:
-        """Cancel all elements of this fleet, and wait until they are gone; return the names of their processes."""
+        """Cancel all elements of this fleet, and wait until they have left the queue. Return the names of their processes."""
         cancelled = left = await self._slurm.elements()
         await self._slurm.cancel(list(cancelled.values()))
         deadline_s = asyncio.get_running_loop().time() + CLOSE_S
@@ -462,7 +473,7 @@ class SlurmLauncher:
             del self._workers[name]
 
     async def _worker(self, name: str, kind: Kind) -> LaunchAgentClient:
-        """Return the client of this process's worker: a known one, or that of a running or a new element."""
+        """Return the client of this process's worker. If no worker is known, connect to the process's element, or submit a new element."""
         async with self._find_locks.setdefault(name, asyncio.Lock()):
             pause_s, waiting_s, is_reported, submitted = LOOK_S, 0.0, False, 0
             while True:
@@ -485,7 +496,7 @@ class SlurmLauncher:
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
     async def _find_worker(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
-        """Return the worker's client, or the reason why there is none yet."""
+        """Return the worker's client, or None and the reason why it is not available yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
         element = (await self._slurm.elements()).get(name)
@@ -504,7 +515,7 @@ class SlurmLauncher:
         """Connect to the worker of a running element.
 
         Raises:
-            ExternalFailureError: the worker does not answer yet, or has ended.
+            ExternalFailureError: If the worker does not answer yet, or has ended.
         """
         worker = LaunchAgentClient(element.run, self._holder, self._dialler(name, element), self._on_note)
         worker.address = await self._slurm.address(element.node)
@@ -537,7 +548,7 @@ class SlurmLauncher:
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
     async def _submit(self, name: str, kind: Kind) -> None:
-        """Submit an element for this process, in one array with those requested at the same time."""
+        """Submit an element for this process. Elements that are requested at the same time are submitted as one array."""
         self._pending_starts[name] = kind
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
@@ -561,7 +572,7 @@ class SlurmLauncher:
         return [*options, *([f"--nodelist={node}"] if node else []), *self._options]
 
     def _shutdown_command(self) -> tuple[str, ...]:
-        """Return the command that requests a last snapshot."""
+        """Return the command that requests the last snapshot before the time limit."""
         where = ("--coordinator", ",".join(self._addresses.values()), "--timeout", str(SNAPSHOT_LIMIT_S))
         return (self._python, "-m", "snapline", "snapshot", "create", *where, *self._trust)
 

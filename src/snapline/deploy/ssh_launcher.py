@@ -1,14 +1,14 @@
-"""Run a fleet's processes on machines that `ssh` reaches.
+"""Run a fleet's processes on machines that are reachable through `ssh`.
 
-Each machine has a launch agent (`deploy/launch_agent.py`); hosts and coordinators are spread over the machines.
+Each machine runs a launch agent (`deploy/launch_agent.py`). Hosts and coordinators are spread over the machines.
 
 The launcher runs the user's `ssh` with the user's configuration and without prompts (BatchMode). One connection to each machine carries all
-commands and certificates; no secret is on a command line.
+commands and certificates, and no command line contains a secret.
 
-A broken connection proves nothing about the processes on the machine. The launcher reconnects without a limit, and never reports an exit
-that it has not observed. The coordinator decides by the hosts' streams whether the fleet continues without such a machine. Each process
-name belongs to one machine. A host whose machine is down returns when the machine returns, and meanwhile the host's agents run on other
-hosts.
+A broken connection does not show that the processes on the machine have ended. So the launcher retries without a limit, and never reports
+an exit that it has not observed. The coordinator observes the hosts' streams, and decides whether the fleet continues without an
+unreachable machine. Each process name belongs to one machine. If a machine is down, its hosts' agents run on other hosts, and the hosts
+return when the machine returns.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""Options of `ssh`: a connection without traffic for 15 seconds is closed; then the launcher reconnects."""
+"""Options of `ssh`. These options close a connection that has been unresponsive for 15 seconds, and the launcher then reconnects."""
 
 PYTHON = "python3"
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class SshLauncher:
-    """Processes of one fleet on some machines."""
+    """Runs the processes of one fleet on machines that are reachable through `ssh`."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class SshLauncher:
         files: Files = lambda kind, name: {},
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe where to run the fleet; `open` reserves the place.
+        """Describe where to run the fleet. `open` reserves the place.
 
         Args:
             name: name of the fleet.
-            machines: destinations for `ssh`, each `user@host`, `ssh://user@host:port`, or a name from the ssh configuration.
-            data_dir: a path on every machine for logs and the coordinators' files; it need not be shared.
+            machines: destinations for `ssh`. Each is `user@host`, `ssh://user@host:port`, or a name from the ssh configuration.
+            data_dir: path on every machine for logs and the coordinators' files. The path need not be shared.
             ssh: the ssh program, with options if necessary.
-            python: the machines' Python interpreter with snapline.
+            python: the machines' Python interpreter, in which snapline is installed.
             code: folder on the machines with the fleet's module, if it is not installed.
-            files: certificates and keys of each process; readable by its user only.
-            on_note: receives a sentence when a machine cannot be reached.
+            files: certificates and keys of each process, which only the process's user can read.
+            on_note: called with a sentence when a machine cannot be reached.
         """
         if not machines:
             raise UsageError('which machines? Give --address HOST,HOST… or machines = ["HOST", …] in snapline.toml')
@@ -90,11 +90,11 @@ class SshLauncher:
         return f"{self._data_dir}/logs on {self.where}"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take over the launch agents, and get ports for the coordinators from the launch agents on their machines.
+        """Take over the launch agents of all machines, and get each coordinator's port from the launch agent on its machine.
 
         Raises:
-            UsageError: a machine cannot be used as it is; the message says what to do.
-            ExternalFailureError: a machine does not answer.
+            UsageError: If a machine cannot be used in its current state. The message says what to do.
+            ExternalFailureError: If a machine does not answer.
         """
         await _all(post.hold() for post in self._clients.values())
         clients = [self._client_of(name) for name in coordinators]
@@ -128,10 +128,10 @@ class SshLauncher:
         await self._client_of(handle.name).thaw(handle)
 
     async def close(self) -> None:
-        """Close; also end the processes that an earlier launcher left behind.
+        """End all processes of this fleet, including those that an earlier launcher left behind.
 
         Raises:
-            ExternalFailureError: some machines do not answer, so the processes on them keep running.
+            ExternalFailureError: If some machines do not answer, so the processes on them keep running.
         """
         results = await asyncio.gather(*(post.close() for post in self._clients.values()), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
@@ -140,10 +140,10 @@ class SshLauncher:
             raise ExternalFailureError(f"{messages}: processes there keep running until `snapline down` reaches them")
 
     async def sweep(self) -> list[str]:
-        """End the launch agents that earlier launchers left on these machines; return the machines that had one.
+        """End the launch agents that earlier launchers left on these machines. Return the machines that had a launch agent.
 
         Raises:
-            SnaplineError: some machines cannot be reached; the others were swept.
+            SnaplineError: If some machines cannot be reached. The launch agents on all other machines have been ended.
         """
         clients = [
             LaunchAgentClient(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
@@ -152,7 +152,7 @@ class SshLauncher:
         return [machine for machine in await _all(_sweep(post) for post in clients) if machine]
 
     def _client_of(self, name: str) -> LaunchAgentClient:
-        """Return the client of the process's machine: h1 and c1 run on the first machine, h2 and c2 on the second …"""
+        """Return the client of the process's machine. h1 and c1 run on the first machine, h2 and c2 on the second, and so on."""
         number = re.search(r"\d+", name)
         clients = list(self._clients.values())
         return clients[(int(number[0]) - 1 if number else 0) % len(clients)]
@@ -167,11 +167,11 @@ class SshLauncher:
         return dial
 
     def key(self, machine: str) -> str:
-        """Return the key of the launch agent there. It names the machine, because machines may share disks."""
+        """Return the key of the launch agent on `machine`. The key contains the machine's name, because machines may share disks."""
         return f"{self._name} {self._data_dir} {machine}"
 
     def command(self, machine: str, *more: str) -> list[str]:
-        """Return the command that connects to the launch agent of this machine."""
+        """Return the command that connects to the launch agent on `machine`."""
         options = [part for option in OPTIONS for part in ("-o", option)]
         bridge_arguments = ("bridge", self.key(machine), "--data-dir", self._data_dir, "--code", self._code, *more)
         arguments = ("-m", "snapline.deploy.launch_agent", *bridge_arguments)
@@ -180,7 +180,7 @@ class SshLauncher:
 
 
 def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
-    """Return an error with advice for a machine on which no launch agent answered."""
+    """Return the error for a machine on which no launch agent answered. The message contains advice."""
     if code == NOT_RUNNING:
         return LaunchAgentGoneError(f"nothing of this fleet runs on {machine}")
     last = said.splitlines()[-1] if said else f"exit code {code}"
@@ -211,7 +211,7 @@ async def _sweep(post: LaunchAgentClient) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all of the awaitables; then raise the first error, if there is one."""
+    """Await all awaitables, then raise the first error if there is one. Otherwise return the results."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -224,6 +224,6 @@ def _joined(address: str, port: int) -> str:
 
 
 def _path(path: str) -> str:
-    """Quote a path for a shell, but let the shell expand `~/`."""
+    """Quote a path for a shell, but let the shell expand a leading `~/`."""
     home = "~/" if path.startswith("~/") else ""
     return home + shlex.quote(path.removeprefix(home))

@@ -1,7 +1,7 @@
-"""Prepare the start of a launcher's children: parent watch, environment, and fork server.
+"""Prepare the start of a launcher's children: the parent watch, the environment and the fork server.
 
-This module imports only small modules. A program that will certainly start children starts the fork server before any other import, so that
-the program and the server import in parallel.
+This module imports only small modules. A program that is certain to start children starts the fork server before it imports anything else,
+so that both import in parallel.
 """
 
 import os
@@ -14,17 +14,17 @@ from typing import NamedTuple
 FORK_SERVER = "snapline.cli.fork_server"
 
 TITLE_BYTES = 1024
-"""Space reserved for the command line that `ps` shows for a forked child."""
+"""Number of bytes reserved for the command line that `ps` shows for a forked child."""
 
 HEALTH_VARIABLE = "SNAPLINE_HEALTH"
-"""Variable that children do not inherit. A container image sets one health endpoint for its process; a launcher in that container would pass
-it on to all its children."""
+"""Environment variable that children do not inherit. A container image uses it to set the health endpoint of the container's process. A
+launcher in that container would otherwise pass the variable on to all of its children."""
 
 _PARENT_WATCH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
 
 
 class StartedForkServer(NamedTuple):
-    """A fork server that is still importing, and our end of its socket pair."""
+    """A fork server that is still importing modules, and the launcher's end of the socket pair."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -35,12 +35,12 @@ _early_servers: list[StartedForkServer] = []
 
 
 def parent_watch_command() -> list[str]:
-    """Return the command prefix that makes a child die with this process."""
+    """Return the command prefix that makes a child die when this process dies."""
     return [sys.executable, "-I", "-S", _PARENT_WATCH, str(os.getpid())]
 
 
 def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a child's environment: ours, and the `added` variables."""
+    """Return a child's environment, which is this process's environment plus the `added` variables."""
     inherited = {name: value for name, value in os.environ.items() if name != HEALTH_VARIABLE}
     return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
@@ -48,7 +48,7 @@ def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
 def begin(environment: Mapping[str, str]) -> StartedForkServer:
     """Start a fork server with this environment.
 
-    It ties its own life to this process, because `parent_watch.py` would start Python twice.
+    The server itself makes sure that it dies with this process, because `parent_watch.py` would start Python twice.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -65,10 +65,10 @@ def begin(environment: Mapping[str, str]) -> StartedForkServer:
 
 
 def start_fork_server_early() -> None:
-    """Start a fork server now; this process's next launcher uses it."""
+    """Start a fork server now, which the next launcher of this process will use."""
     _early_servers.append(begin(environment_of(None)))
 
 
 def take_early_server() -> StartedForkServer | None:
-    """Return the server that was started early; None if there is none or it is already in use."""
+    """Return the fork server that was started early, or None if there is none or it is already in use."""
     return _early_servers.pop() if _early_servers else None

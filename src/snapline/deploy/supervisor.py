@@ -1,19 +1,20 @@
-"""Decide which processes to start and restart, and when the fleet is over. The supervisor is a core, the same for every launcher.
+"""Decide which processes to start and restart, and when the fleet has ended. The supervisor is a core that every launcher uses.
 
-The supervisor decides nothing about agents. It restarts dead processes after growing pauses, up to a number of failures in a row:
+The supervisor decides nothing about agents. The supervisor restarts dead processes after increasing pauses, and gives up after too many
+consecutive failures:
 
-- A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet continues as long as a majority
-  runs, even if one replica fails permanently.
-- A dead *host* is restarted as a new instance (`on_failure="restart"`), or stays down and leaves its agents to the others
-  (`on_failure="move"`), with any exit code. First its exit is reported to the coordinator, and the fleet's status is read: when the fleet has
-  ended, its hosts end too and are not restarted.
+- A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet keeps running while a majority runs,
+  even if one replica fails permanently.
+- A dead *host* is restarted as a new instance (`on_failure="restart"`), or stays down while its agents move to other hosts
+  (`on_failure="move"`). First the host's exit is reported to the coordinator, and the fleet's status is read. If the fleet has ended, its
+  hosts also exit and are not restarted.
 
 The caller's duties:
 
 1. Carry out commands in order.
 2. Answer every `StartProcess` with `ProcessStarted` and, at its exit, `ProcessEnded`, or with `ProcessEnded` alone.
 3. Answer every `ReportExit` with `ExitReported`, whether or not the report arrived.
-4. Answer every `SetPause` with `PauseEnded`, even if late; events with an outdated number are ignored.
+4. Answer every `SetPause` with `PauseEnded`, even if late. The supervisor ignores a `PauseEnded` with an outdated number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,14 +29,15 @@ Outcome = Literal["stopped", "failed"]
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """Exit of a process.
+    """How a process ended.
 
     Attributes:
-        code: the exit code, or the negative signal number; None if the exit was not observed, for example because the machine died.
-        text: description, such as `exit code 3` or `its node died`.
-        last_words: the last line of its output, by convention the reason for its exit; `""` if unknown.
-        log: location of its log.
-        died_in: the turns that the host was running when it died, if the launcher knows.
+        code: the exit code, or the negative signal number if a signal killed the process. None if the exit was not observed, for example
+            because the machine died.
+        text: description of the exit, such as `exit code 3` or `its node died`.
+        last_words: the last line of the process's output, or `""` if unknown. By convention this line states the reason for the exit.
+        log: location of the process's log.
+        died_in: the turns that the host was running when it died. Empty if the launcher does not know them.
     """
 
     code: int | None
@@ -46,12 +48,12 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """End of the fleet.
+    """How the fleet ended.
 
     Attributes:
-        outcome: `stopped` (its predicate held) or `failed`.
-        reason: the coordinator's reason, or the supervisor's if it gave up.
-        epoch: last complete epoch, 0 if there is none.
+        outcome: `stopped` if the fleet's stop predicate held, otherwise `failed`.
+        reason: the reason that the coordinator reported or that the supervisor determined.
+        epoch: the last complete epoch, or 0 if there is none.
     """
 
     outcome: Outcome
@@ -60,17 +62,17 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class SupervisionStarted(msgspec.Struct, frozen=True, gc=False):
-    """The place is reserved: all processes may start."""
+    """The launcher has reserved the place, so all processes may start."""
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, gc=False):
-    """A process runs."""
+    """A process was started and now runs."""
 
     name: str
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
-    """A process has ended, or could not be started; then `instance` is empty."""
+    """A process has exited or could not be started. If it could not be started, `instance` is empty."""
 
     name: str
     instance: str
@@ -84,7 +86,7 @@ class ExitReported(msgspec.Struct, frozen=True, gc=False):
 
 
 class PauseEnded(msgspec.Struct, frozen=True, gc=False):
-    """The pause of this number before a restart is over."""
+    """The pause with this number has ended, after which the process may restart."""
 
     name: str
     number: int
@@ -103,20 +105,20 @@ class FleetStatusUnavailable(msgspec.Struct, frozen=True, gc=False):
 
 
 class KillRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to kill a process; `is_kept_down`: until a restart is requested."""
+    """A request to kill a process. If `is_kept_down` is set, the process stays down until a restart is requested."""
 
     name: str
     is_kept_down: bool
 
 
 class RestartRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to restart a dead process now."""
+    """A request to restart a dead process immediately."""
 
     name: str
 
 
 class HostsRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to run these hosts from now on, and no others."""
+    """A request to run exactly these hosts from now on."""
 
     names: tuple[str, ...]
 
@@ -136,25 +138,28 @@ SupervisorEvent = (
 
 
 class StartProcess(msgspec.Struct, frozen=True, gc=False):
-    """Start a process; answered by `ProcessStarted` or `ProcessEnded`."""
+    """Start a process. The driver answers with `ProcessStarted` or `ProcessEnded`."""
 
     name: str
 
 
 class KillProcess(msgspec.Struct, frozen=True, gc=False):
-    """Kill a process; the driver answers with `ProcessEnded`."""
+    """Kill a process. The driver answers with `ProcessEnded`."""
 
     name: str
 
 
 class StopProcess(msgspec.Struct, frozen=True, gc=False):
-    """Send SIGTERM to a process, and SIGKILL if it does not end; answered by `ProcessEnded`."""
+    """Send SIGTERM to a process, and SIGKILL if it does not exit. The driver answers with `ProcessEnded`."""
 
     name: str
 
 
 class ReportExit(msgspec.Struct, frozen=True, gc=False):
-    """Report the exit of this run of a host to the coordinator, then read the fleet's status; answered by `ExitReported`."""
+    """Report the exit of this run of a host to the coordinator, then read the fleet's status.
+
+    The driver answers with `ExitReported`.
+    """
 
     name: str
     instance: str
@@ -177,13 +182,13 @@ class EmitNote(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndSupervision(msgspec.Struct, frozen=True, gc=False):
-    """End the supervision, because the fleet is over."""
+    """End the supervision because the fleet has ended."""
 
     ending: Ending
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """End with this exit code and sentence, because the fleet cannot be kept running."""
+    """End the supervision with this exit code and message, because the fleet cannot be kept running."""
 
     exit_code: int
     sentence: str
@@ -195,31 +200,33 @@ SupervisorCommand = (
 
 
 RESTARTS_MAX = 10
-"""Number of failures in a row after which the supervisor gives up on a process; with the pauses below, about half a minute."""
+"""Number of consecutive failures that the supervisor tolerates before it gives up on a process. With the pauses below, this takes about
+half a minute."""
 
 RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 0.1, 5.0
-"""Pause before the first restart; doubled for each further one, up to the maximum."""
+"""Pause in seconds before the first restart, and the maximum. The pause doubles with each consecutive failure."""
 
 HEALTHY_S = 30.0
-"""A process that has run this long counts as healthy: its failure count restarts at zero."""
+"""Run time in seconds after which a process counts as healthy, so that its failure count is reset to zero."""
 
 SILENCE_S = 5.0
-"""Silence of the coordinator after which the supervisor reports it; an election or a restart takes a second or two."""
+"""Time in seconds without a reply from the coordinator after which the supervisor reports this. An election or a restart takes only a
+second or two."""
 
 FINAL_CODES = (UsageError.exit_code, DamagedDataError.exit_code)
-"""Exit codes after which a restart would not help: the child was called wrongly, or the store's identity is damaged."""
+"""Exit codes after which a restart would not help, because the child's arguments are invalid or the store's data is damaged."""
 
 OnFailure = Literal["restart", "move"]
 
 Stage = Literal["down", "starting", "up", "reporting"]
-"""Stage of a process. `reporting`: a host has ended, and its exit is being reported to the coordinator."""
+"""Stage of a process. `reporting` means that a host has exited and its exit is being reported to the coordinator."""
 
 
 class Supervisor:
     """Supervises the processes of one fleet.
 
     Attributes:
-        is_over: whether the fleet has ended or was given up; then a process is only started on request.
+        is_over: whether the fleet has ended or the supervisor has given up. Afterwards a process is started only on request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -233,7 +240,7 @@ class Supervisor:
         self._commands: list[SupervisorCommand] = []
 
     def handle(self, now_ns: int, event: SupervisorEvent) -> list[SupervisorCommand]:
-        """Handle one event. Return the commands to carry out, in order."""
+        """Handle one event, and return the commands that the driver must carry out in this order."""
         match event:
             case SupervisionStarted():
                 for place in self._all_processes():
@@ -263,7 +270,7 @@ class Supervisor:
         return commands
 
     def validate(self) -> None:
-        """Check the invariants of every process."""
+        """Check that every process's state satisfies the invariants."""
         for place in self._all_processes():
             assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
             assert not (place.is_kept_down and place.is_restart_pending), f"{place.name} is told to start and kept down"
@@ -271,7 +278,10 @@ class Supervisor:
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
     def final_error(self) -> GiveUp | None:
-        """Return the error of the first host that ended with a final code, for example one of a different fleet than the folder's."""
+        """Return the error of the first host whose exit code rules out a restart, or None if there is no such host.
+
+        For example, the host was started for a different fleet than the folder's.
+        """
         errors = (self._final(place) for place in self._hosts.values())
         return next((error for error in errors if error is not None), None)
 
@@ -343,7 +353,10 @@ class Supervisor:
         place.is_restart_pending = place.stage == "reporting"
 
     def _on_hosts_requested(self, names: Sequence[str]) -> None:
-        """Start and stop hosts to match `names`. Other hosts are stopped gracefully, and stay down until they are wanted again."""
+        """Start the hosts in `names` that do not run, and stop all other hosts gracefully.
+
+        Stopped hosts stay down until they are requested again.
+        """
         if self.is_over:
             return
         for name in names:
@@ -361,7 +374,10 @@ class Supervisor:
     # -- reaction to an exit ----------------------------------------------------------------------------------------------
 
     def _coordinator_pause(self, place: "_Place") -> float | None:
-        """Return the pause before a coordinator's restart. Giving up on a replica ends the fleet only if no majority is left."""
+        """Return the pause in seconds before a coordinator's restart, or None if it is not restarted.
+
+        If the supervisor gives up on a replica, the fleet ends only if no majority is left.
+        """
         pause_s = self._restart_pause(place, must_return=True)
         if not isinstance(pause_s, GiveUp):
             return pause_s
@@ -374,7 +390,10 @@ class Supervisor:
         return None
 
     def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
-        """Return the seconds until the restart of a dead process; None: only on request."""
+        """Return the pause in seconds before a dead process is restarted, or None if it restarts only on request.
+
+        Return `GiveUp` if a restart would not help or the process failed too often.
+        """
         assert place.exit is not None
         final = self._final(place)
         if final is not None:
@@ -392,14 +411,14 @@ class Supervisor:
 
     @staticmethod
     def _final(place: "_Place") -> GiveUp | None:
-        """Return the process's error if its exit code means that a restart would not help."""
+        """Return the process's error if its exit code means that a restart would not help, otherwise None."""
         code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
         if place.exit is None or code is None or code not in FINAL_CODES:
             return None
         return GiveUp(code, describe_end(place.exit))
 
     def _fail_if_no_host_left(self) -> None:
-        """With `move`, fail the fleet when its last host has died: no host is left to take the agents."""
+        """If `on_failure` is "move" and the last host has died, fail the fleet, because no host is left to take the agents."""
         hosts = self._hosts.values()
         if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
             return
@@ -417,7 +436,7 @@ class Supervisor:
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
     def _on_fleet_status_unavailable(self, now_ns: int) -> None:
-        """Report once that no coordinator answers."""
+        """Report that no coordinator answers, once for each period of silence."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
         elif not self._is_silence_reported and now_ns - self._silent_ns >= SILENCE_S * 1e9:
@@ -455,36 +474,44 @@ class Supervisor:
 
 
 def is_message_death(end: Exit) -> bool:
-    """Return whether the process died in the turn of a message. Such a message is dead-lettered after a few deaths; many may follow."""
+    """Return whether the process died while it handled a message.
+
+    A message that kills its host a few times is dead-lettered, but many other such messages may follow.
+    """
     return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
 
 
 def restart_pause_s(failures: int) -> float:
-    """Seconds to wait after the given number of failures in a row, from 1."""
+    """Return the pause in seconds after `failures` consecutive failures, which is at least 1."""
     return min(RESTART_PAUSE_S * 2.0 ** (failures - 1), RESTART_PAUSE_S_MAX)
 
 
 def describe_end(ended: Exit) -> str:
-    """Return the last line of the process's output, or its exit in words."""
+    """Describe a process's exit.
+
+    The description is the last line of its output if the exit code rules out a restart. Otherwise it also names the exit, or the log if
+    there is no output.
+    """
     if ended.code in FINAL_CODES and ended.last_words:
         return ended.last_words.removeprefix("snapline: ")
     return f"{ended.text}: {ended.last_words}" if ended.last_words else f"{ended.text}; see {ended.log}"
 
 
 class _Place:
-    """State of one process.
+    """State that the supervisor keeps of one process.
 
     Attributes:
-        exit: its last exit.
-        started_ns: time of its start; None before.
-        failures: number of exits in a row.
-        message_deaths: number of these exits that count only for the pauses, not for giving up.
-        pauses: number of pauses so far; only the end of the last one counts.
-        is_kept_down: only `RestartRequested` restarts the process.
-        is_given_up: the process is a replica that failed too often; the other replicas continue without it.
-        is_restart_pending: start the process as soon as its exit is reported.
-        is_kill_pending: kill the process as soon as it runs.
-        is_scaled_away: the process is a host that was scaled away; a later request may start it again.
+        exit: the process's last exit, or None before its first exit.
+        started_ns: time at which the process started, or None if it has not started yet.
+        failures: number of consecutive failures.
+        message_deaths: number of these failures that a message caused. Such failures lengthen the pause, but do not make the supervisor
+            give up.
+        pauses: number of pauses so far. Only the end of the newest pause has an effect.
+        is_kept_down: whether only a request restarts the process.
+        is_given_up: whether the process is a replica that failed too often. The other replicas continue without it.
+        is_restart_pending: whether the process starts as soon as its exit has been reported.
+        is_kill_pending: whether the process is killed as soon as it runs.
+        is_scaled_away: whether the process is a host that was stopped by scaling down. A later request may start it again.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:

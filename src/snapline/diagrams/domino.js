@@ -1,7 +1,8 @@
 "use strict";
 
-// The domino in rounds: {moved: [[agent, checkpoint], ...], orphans: [message, ...]}; round 0 sets the failed agents back.
-// Agents and messages are ordinals. Every send is visited once, when it is undone: only then can it make an orphan.
+// Return the rounds of the domino effect, as {moved: [[agent, checkpoint], ...], orphans: [message, ...]}. Round 0 rolls the
+// failed agents back. Agents and messages are ordinals. Each send is visited once, when it is undone, since only then can its
+// message become an orphan.
 function domino(trace, failed) {
   const sends = trace.agents.map(() => []);
   trace.sender.forEach((agent, message) => sends[agent].push(message));
@@ -29,7 +30,7 @@ function domino(trace, failed) {
   return rounds;
 }
 
-// Index of the last of the ascending `positions` before `position`.
+// Return the index of the last of the ascending `positions` that is before `position`.
 function lastBefore(positions, position) {
   let low = 0;
   let high = positions.length - 1;
@@ -40,8 +41,8 @@ function lastBefore(positions, position) {
   return low;
 }
 
-// State shown after round `count`: by agent `line` (checkpoint or null), `at` (its position) and `before` (its
-// position ahead of this round); `orphans` (message to "now" or "past"); the agents `moved`.
+// Return the state to show after round `count`. By agent, `line` is its checkpoint or null, `at` is its position, and `before`
+// is its position before this round. `orphans` maps messages to "now" or "past". `moved` contains the agents that this round rolls back.
 function after(trace, rounds, count) {
   const line = trace.agents.map(() => null);
   const at = trace.agents.map(() => trace.events);
@@ -69,7 +70,7 @@ function stateOf(trace, view, message) {
   return isReceivedInside ? "ordinary" : "in-transit";
 }
 
-// Sends and receives undone, by agent.
+// Return the number of undone sends and receives, by agent.
 function lost(trace, view) {
   const counts = trace.agents.map(() => 0);
   trace.sent.forEach((position, message) => {
@@ -81,7 +82,7 @@ function lost(trace, view) {
 
 function plural(count, word) { return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`; }
 
-// The first few of `items`, as text.
+// Return the first few `items` as text.
 function few(items, limit) {
   const more = items.length - limit;
   return items.slice(0, limit).join(", ") + (more > 0 ? ` and ${more.toLocaleString("en")} more` : "");
@@ -226,7 +227,7 @@ function page({ trace, plot, arrows, marks }) {
     const hash = `#failed=${failed.length === all.length ? "all" : failed.join(",")}&round=${count}`;
     if (location.hash !== hash) history.replaceState(null, "", hash);
   };
-  // Scroll to where agents go back, if they are not visible.
+  // Scroll to the places to which agents are rolled back, if these are not visible.
   const follow = (view) => {
     const left = Math.min(...view.moved.map((agent) => x(view.at[agent])));
     const isSeen = left >= box.scrollLeft + plot.left && left <= box.scrollLeft + box.clientWidth;
@@ -271,7 +272,7 @@ function page({ trace, plot, arrows, marks }) {
   });
   addEventListener("hashchange", readHash);
 
-  // A wide picture scrolls under its names, heading and legend, and opens at its end.
+  // A wide picture scrolls under its names, heading and legend, and first shows its end.
   const still = svg.querySelectorAll(".heading, .words, .names, .legend");
   box.addEventListener("scroll", () => still.forEach((part) =>
     part.setAttribute("transform", `translate(${box.scrollLeft} 0)`)));

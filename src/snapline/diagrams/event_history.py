@@ -1,28 +1,29 @@
-"""Compute the effects of recoveries and cuts on events, which are identified by position.
+"""Compute how recoveries and cuts affect events. Each event is identified by its position.
 
 Theory of operation
 -------------------
-An event's *position* is its index in an order that respects causality and each agent's own order. While events are added one
-by one, this module computes:
+An event's *position* is its index in an order that respects causality and each agent's own order. While events are added one after another,
+this module computes:
 
-- events undone by a recovery: all events of an agent after its checkpoint on the recovery's line;
-- the cuts: a cut names checkpoints by number. Numbers are used again after a recovery, so a number means the last checkpoint with that
-  number when the cut is added;
-- messages: each send has one arrow. After a recovery a message may be received again; then the arrow has two ends.
+- Undone events. A recovery undoes all events of an agent after the agent's checkpoint on the recovery line.
+- Cuts. A cut names checkpoints by number. Numbers are reused after a recovery, so a number means the last checkpoint with this number at
+  the time the cut is added.
+- Messages. Each send has one arrow. If a message is received again after a recovery, its arrow has two ends.
 
-An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. For a
-set of cuts a message is an *orphan* if a cut contains its receive but not its send (G1), and *in transit* if a cut contains its send but
-not its receive (G2). Otherwise it is *undone* if a recovery undid its send, and else *ordinary*. The caller may name additional orphans.
-A cut without the sender or the receiver does not affect the state of a message.
+An event is *inside* a cut if it precedes the cut's checkpoint of its agent and had not been undone when that checkpoint was taken. For a
+set of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1), and *in transit* if a cut contains its send but
+not its receive (G2). Otherwise it is *undone* if a recovery undid its send, and *ordinary* if not. The caller may name additional orphans.
+A cut that lacks the sender or the receiver does not affect a message's state.
 
 Vector clocks, and logs for ShiViz
 ----------------------------------
-The clocks are Fidge and Mattern's (1988). An event increments the entry of its own lane, and forms the entrywise maximum with the clocks
-that it *takes*; a receive takes the clock that its send *left*. Events that are not counted pass on clocks without incrementing them. So
-events omitted from a picture still connect the shown events, whose entries are 1, 2, 3 … without gaps, as ShiViz requires.
+The clocks are those of Fidge and Mattern (1988). An event increments the entry of its own lane, and forms the entrywise maximum with the
+clocks that it *takes*. A receive takes the clock that its send *left*. Events that are not counted pass on clocks without incrementing
+them. So events that a picture omits still connect the events that it shows. The entries of the shown events are 1, 2, 3 … without gaps, as
+ShiViz requires.
 
-A log has two lines for each event: its lane with the clock as JSON, and the description of the event. The first line of the file is
-the regular expression that parses events; the second could separate several executions and is empty.
+A log has two lines for each event. One contains the event's lane and its clock as JSON, and the other contains the event's description. The
+first line of the file is the regular expression that parses events. The second line, which could separate several executions, is empty.
 """
 
 import json
@@ -38,25 +39,25 @@ from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 
 INITIAL = -1
-"""The position of every initial checkpoint."""
+"""The position of each agent's initial checkpoint."""
 
 
 class PastEvents:
-    """All events with their positions, which are the places in the scene.
+    """All events with their positions. The positions serve as places in the scene.
 
     Attributes:
-        undone: undone stretches of lanes.
-        fronts: cuts and recovery lines, in their order.
-        known: agents in the order in which events name them.
+        undone: stretches of lanes whose events were undone.
+        fronts: cuts and recovery lines, in the order in which they were added.
+        known: agents, in the order in which events first name them.
         _time_of: function that returns the time of a position as text.
-        _events: by position.
-        _undone_at: by position, the position of the recovery that undid the event; 0 if none did. No recovery that
-            undoes an event is at 0.
-        _histories: agent → positions of its events that survive so far.
-        _starts: agent → (number, surviving events up to and including it) of each checkpoint, ascending. Events before the first
-            known one belong to number 0: a trace may begin in the middle.
-        _latest: (agent, number) → position of the last checkpoint with this number.
-        _sent: message → its last send. _messages: all messages, in send order.
+        _events: events by position.
+        _undone_at: for each position, the position of the recovery that undid the event, or 0 if none did. A recovery at position 0 has no
+            events to undo.
+        _histories: for each agent, the positions of its events that have not been undone so far.
+        _starts: for each agent, the number of each checkpoint and the number of surviving events up to and including it, ascending. Events
+            before the first known checkpoint belong to number 0, because a trace may begin in the middle.
+        _latest: for each agent and number, the position of the agent's last checkpoint with this number.
+        _sent: the last send of each message. _messages: all messages, in the order in which they were sent.
     """
 
     def __init__(self, time_of: Callable[[int], str]) -> None:
@@ -92,7 +93,7 @@ class PastEvents:
             self._receive(position, event)
 
     def skip_position(self) -> None:
-        """Add a position for an event without an agent, which changes nothing."""
+        """Add a position for an event that belongs to no agent and has no effect."""
         self._events.append(None)
         self._undone_at.append(0)
 
@@ -111,7 +112,7 @@ class PastEvents:
     def _receive(self, position: int, event: MessageReceived) -> None:
         sent = self._sent.get(event.message)
         if sent is None or sent.receiver != event.agent:
-            # Received but never sent to this agent: an arrow without a start.
+            # The message was received but never sent to this agent, so its arrow has no start.
             sent = _Message(event.message, "", event.agent, None)
             self._sent.setdefault(event.message, sent)
             self._messages.append(sent)
@@ -166,7 +167,7 @@ class PastEvents:
                 )
 
     def arrows(self, first: int, last: int, cuts: Sequence[Front], orphans: Mapping[str, str]) -> Iterator[Arrow]:
-        """Yield the messages with a part between `first` and `last`, each once. `orphans`: message → reason."""
+        """Yield one arrow for each message that has a part between `first` and `last`. `orphans` maps additional orphans to the reason."""
         for message in self._messages:
             ends = message.received if message.position is None else (message.position, *message.received)
             if ends[0] <= last and ends[-1] >= first:
@@ -215,7 +216,7 @@ def _number_of(checkpoint: tuple[int, int]) -> int:
 
 
 class _Message(msgspec.Struct, gc=False):
-    """One send and its receives, ascending; `position` is None if it was never sent."""
+    """One send of a message, and the positions of its receives in ascending order. `position` is None if the message was never sent."""
 
     id: str
     sender: str
@@ -233,12 +234,12 @@ Clock = dict[str, int]
 
 
 class ClockStep(msgspec.Struct, frozen=True):
-    """One event of one lane.
+    """One event on one lane, for computing vector clocks.
 
     Attributes:
-        leaves: name under which later steps can take the clock of this step.
-        takes: names of the clocks that this step takes, if earlier steps left them.
-        is_counted: False if the step only passes on clocks and does not count as an event.
+        leaves: name under which later steps can take this step's clock.
+        takes: names of the clocks that this step takes if earlier steps have left them.
+        is_counted: whether the step counts as an event. If False, the step only passes on clocks.
     """
 
     lane: str
@@ -249,7 +250,7 @@ class ClockStep(msgspec.Struct, frozen=True):
 
 
 def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
-    """Yield each counted step with its clock."""
+    """Yield each counted step with its vector clock."""
     clocks: dict[str, Clock] = {}
     left: dict[Hashable, Clock] = {}
     for step in steps:
@@ -266,9 +267,9 @@ def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]
 
 
 def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Return the indices of the last step and of the steps in its past, which its clock would count.
+    """Return the indices of the last step and of all steps in its past, which are the steps that its clock would count.
 
-    One pass, without clocks for each step.
+    This takes one pass, and computes no clock for each step.
     """
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
@@ -291,7 +292,7 @@ def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
 
 
 def shiviz_log(steps: Iterable[ClockStep]) -> str:
-    """Return the counted steps as a log for ShiViz."""
+    """Format the counted steps as a log for ShiViz."""
     names = _Names()
     lines = [SHIVIZ_PARSER, ""]
     for step, clock in with_clocks(steps):
@@ -301,14 +302,14 @@ def shiviz_log(steps: Iterable[ClockStep]) -> str:
 
 
 class _Names:
-    """Assigns unique names without spaces to lanes."""
+    """Assigns a unique name without spaces to each lane."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._taken: dict[str, None] = {}
 
     def of(self, lane: str) -> str:
-        """Return the name of a lane, always the same one."""
+        """Return the unique name of a lane. Repeated calls return the same name."""
         unique = self._names.get(lane)
         if unique is None:
             plain = re.sub(r"[\s{}\"\\]", "_", clean(lane)) or "_"

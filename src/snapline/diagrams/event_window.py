@@ -1,16 +1,17 @@
-"""Draw the events of a fleet as a space-time diagram: rows, windows, descriptions, and the happened-before relation.
+"""Draw a fleet's events as a space-time diagram. Compute the rows, windows, descriptions and happened-before relation of the events.
 
-An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an agent
-or, if there are too many agents, to a host. Markers go from host to host, so hosts have separate rows above their agents. A picture that
-has only rows of hosts omits messages within a host. It shows the records of a host's agents for one epoch as one mark, at the last record.
+An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an
+agent or, if there are too many agents, to a host. Markers are sent from host to host, so each host also has its own row above its agents. A
+picture that has only rows of hosts omits messages within a host. Such a picture shows the records of a host's agents for one epoch as a
+single mark at the last record.
 
-A row is a process in the sense of vector clocks. A recovery starts a new process for each row that is rolled back. The process `a#3`
+For vector clocks, each row is a process. A recovery starts a new process for each row that it rolls back. For example, the process `a#3`
 continues from the checkpoint of `a` on the recovery line of plan 3, so undone events are not in its past.
 
-The diagram shows a window of events. Every event has a column of its own, regardless of the time between events: bursts are readable, and
-pauses take no space. The axis shows the times. An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between
-rows. A message whose other end has no row is only a dot. If a trace begins in the middle, the arrow of a message that was sent earlier has
-no start.
+The diagram shows a window of events. Every event has its own column, regardless of the time between events. So bursts are readable, and
+pauses take no space. The axis shows the times. An event is drawn as a dot or a checkpoint mark on its row, and messages and markers are
+arrows between rows. If the other end of a message has no row, the message is drawn only as a dot. If a trace begins in the middle, the
+arrow of a message that was sent earlier has no start.
 """
 
 import re
@@ -34,20 +35,23 @@ from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerS
 Rows = Literal["agents", "hosts"]
 
 ROWS_MAX = 24
-"""Default limit for the number of rows of agents, or of hosts. The busiest are shown. This number of rows fits on a screen with readable
-arrows."""
+"""Default limit on the number of rows. The busiest agents or hosts are shown. This number of rows fits on a screen, and the arrows are
+readable."""
 
 CHOSEN_MAX = 60
-"""Largest number of chosen rows."""
+"""Largest number of rows that a viewer can choose."""
 
 KEPT_MAX = 8
-"""Number of cached selections of rows, enough for a few viewers."""
+"""Number of selections of rows that are cached, which is enough for a few viewers."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Shown part of the events: rows from top to bottom, events from position `first` up to but excluding `end`."""
+    """The part of the events that is shown.
+
+    Rows are ordered from top to bottom. Events have positions from `first` up to but excluding `end`.
+    """
 
     rows: Rows
     lanes: tuple[str, ...]
@@ -56,7 +60,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class ChosenEvent(msgspec.Struct, frozen=True):
-    """One event with its vector clock, by rows, and the events in its past."""
+    """One event with its vector clock, which has an entry for each row, and the positions of the events in its past."""
 
     position: int
     clock: Clock
@@ -64,14 +68,14 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """All known events. Instances are read-only and thread-safe.
+    """All known events of a fleet. Instances are read-only and thread-safe.
 
     Attributes:
         events: all events, in order.
-        is_whole: the events begin with the start of the fleet.
-        homes: agent → last known host of the agent.
+        is_whole: whether the events begin with the start of the fleet.
+        homes: the last known host of each agent.
         hosts: all hosts.
-        busy: agent → number of the agent's events.
+        busy: number of events of each agent.
         past: undone events and cuts.
     """
 
@@ -92,7 +96,7 @@ class EventLog:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Return undone events and cuts, computed when the first picture is drawn."""
+        """Return the undone events and the cuts. The result is computed when the first picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -101,9 +105,9 @@ class EventLog:
     # ---- rows and windows -------------------------------------------------------------------------------------------
 
     def rows_of(self, rows: Rows, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the rows. `wanted`: names of agents, or parts of names; empty: the busiest agents.
+        """Return the rows to show. `wanted` contains names of agents or parts of names. If it is empty, the busiest agents are shown.
 
-        Agents are below their host.
+        The rows of agents are below the row of their host.
         """
         if rows == "hosts":
             counts = Counter(self.homes.values())
@@ -119,7 +123,7 @@ class EventLog:
         return tuple(lanes)
 
     def found(self, wanted: Sequence[str]) -> list[str]:
-        """Return the agents with these names, and those whose names contain one of the other texts; the busiest first."""
+        """Return the agents that `wanted` names, and those whose names contain one of its other texts, the busiest first."""
         exact = {name for name in wanted if name in self.busy}
         parts = [name.casefold() for name in wanted if name not in exact]
         return [
@@ -129,7 +133,7 @@ class EventLog:
         ]
 
     def window(self, rows: Rows, lanes: tuple[str, ...], *, count: int) -> Window:
-        """Return the window with the last `count` events of these rows."""
+        """Return the window that contains the last `count` events of these rows."""
         shown: dict[Hashable, None] = {}
         for position in reversed(self._positions(rows, lanes)):
             if len(shown) == count:
@@ -138,9 +142,9 @@ class EventLog:
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """Return the window with its edges moved by these numbers of events of its rows.
+        """Return the window with its edges moved by the given numbers of events of its rows.
 
-        It stays within the known events and keeps at least one.
+        The new window stays within the known events and contains at least one event.
         """
         positions = self._positions(window.rows, window.lanes)
 
@@ -156,7 +160,7 @@ class EventLog:
         return replace(window, first=start, end=stop) if start < stop else window
 
     def shown(self, window: Window) -> list[int]:
-        """Return the positions of the events in the picture."""
+        """Return the positions of the events that the picture of the window shows."""
         all_positions = self._positions(window.rows, window.lanes)
         positions = all_positions[bisect_left(all_positions, window.first) : bisect_left(all_positions, window.end)]
         if window.rows == "agents":
@@ -171,7 +175,7 @@ class EventLog:
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
         """Return the positions of all events of these rows.
 
-        Results are cached, since a page needs them often and there may be 10,000 other agents.
+        Results are cached, because a page needs them often and there may be 10,000 other agents.
         """
         positions = self._kept.get((rows, lanes))
         if positions is None:
@@ -183,7 +187,7 @@ class EventLog:
         return positions
 
     def _record(self, position: int) -> Hashable:
-        """Return the key of the events that a host shows as one mark."""
+        """Return the key that is common to all events that a host's row shows as one mark. Return None if the event has its own mark."""
         traced = self.events[position]
         return (traced.host, traced.epochs) if traced.epochs and isinstance(traced.event, CheckpointTaken) else None
 
@@ -209,12 +213,12 @@ class EventLog:
         return HOST_PREFIX + traced.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
 
     def leaves_host(self, position: int) -> bool:
-        """Return whether the other end of a message is on another host; False if unknown."""
+        """Return whether the other end of a message is on another host. Return False if this is unknown."""
         own_host, other_host = self.events[position].host, self.host_of_other(position)
         return bool(own_host) and bool(other_host) and own_host != other_host
 
     def host_of_other(self, position: int) -> str:
-        """Return the host of the other end of a message; "" if unknown."""
+        """Return the host of the other end of a message, or "" if it is unknown."""
         partner = self._partner[position]
         if partner >= 0:
             return self.events[partner].host
@@ -226,20 +230,20 @@ class EventLog:
         )
 
     def partner(self, position: int) -> int | None:
-        """Return the position of the event at the other end of a message or a marker."""
+        """Return the position of the event at the other end of a message or a marker, or None if it is not known."""
         other_end = self._partner[position]
         return other_end if other_end >= 0 else None
 
     @staticmethod
     def sender_of(event: object) -> str:
-        """Return the sender of a received message, from the name that hosts give to messages."""
+        """Extract the sender of a received message from the name that a host assigned to the message. Return "" if this is not possible."""
         message = getattr(event, "message", "")
         return message.partition(">")[0].partition("/")[0] if _NUMBERED.fullmatch(message) else ""
 
     # ---- clocks -----------------------------------------------------------------------------------------------------
 
     def chosen(self, window: Window, position: int) -> ChosenEvent:
-        """Return an event with its clock, which counts all known events of the rows of `window`."""
+        """Return an event with its vector clock. The clock counts all known events on the rows of `window`."""
         lanes = frozenset(window.lanes)
         steps: list[ClockStep] = []
         for step in self._steps(window.rows, lambda candidate: self.row_at(candidate, window.rows) in lanes):
@@ -251,7 +255,7 @@ class EventLog:
         return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
 
     def shiviz(self, window: Window) -> str:
-        """Return the events of the picture as a ShiViz log."""
+        """Format the events that the picture shows as a ShiViz log."""
         shown = frozenset(each for each in self.shown(window))
         steps = self._steps(window.rows, lambda position: position in shown)
         return shiviz_log(
@@ -259,7 +263,7 @@ class EventLog:
         )
 
     def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
-        """Yield all events, as steps whose words are their positions."""
+        """Yield a step for each event. The words of a step are the event's position."""
         lives: dict[str, str] = {}
         recoveries = 1
         for position, traced in enumerate(self.events):
@@ -284,9 +288,10 @@ class EventLog:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Yield the first steps of rolled-back rows.
+        """Yield the first step of each rolled-back row.
 
-        Each is a new process with the past of its checkpoint; for a host, of all its agents' checkpoints.
+        Each such row becomes a new process whose past is that of its checkpoint. A host's new process has the past of all its agents'
+        checkpoints.
         """
         checkpoints = {agent: (agent, number) for agent, number in line.items() if number is not None}
         first_takes: dict[str, tuple[Hashable, ...]] = {
@@ -299,14 +304,14 @@ class EventLog:
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     def _rolled_back_hosts(self, back: Container[str]) -> list[str]:
-        """Return the hosts whose agents are all rolled back. The other hosts keep their past."""
+        """Return the hosts whose agents are all rolled back. All other hosts keep their past."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
     # ---- texts ------------------------------------------------------------------------------------------------------
 
     def description_of(self, position: int) -> str:
-        """Describe an event."""
+        """Describe the event at this position."""
         traced = self.events[position]
         event = traced.event
         match event:
@@ -339,7 +344,7 @@ class EventLog:
 
 
 def time_of_day(time_ns: int, digits: int = 6) -> str:
-    """Format a time as `12:00:01.234567`."""
+    """Format a time as a time of day in UTC, like `12:00:01.234567`."""
     return (
         datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%H:%M:%S")
         + f".{time_ns % 1_000_000_000:09d}"[: digits + 1]
@@ -347,15 +352,15 @@ def time_of_day(time_ns: int, digits: int = 6) -> str:
 
 
 def message_name(message: str) -> str:
-    """Return `message 17` for a name given by hosts; other names unchanged."""
+    """Replace a host-assigned name with a readable one such as `message 17`. Return other names unchanged."""
     match = _NUMBERED.fullmatch(message)
     return f"message {match[1]}" if match is not None else message
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """Return for each position the position of the other end of its message or marker, or -1.
+    """Return, for each position, the position of the other end of the event's message or marker, or -1 if there is none.
 
-    A name that was used again refers to its last send.
+    A name that was reused refers to its last send.
     """
     partner_of = [-1] * len(events)
     sent: dict[str, int] = {}
@@ -372,7 +377,7 @@ def partners(events: Sequence[TracedEvent]) -> list[int]:
 # -- cuts ---------------------------------------------------------------------------------------------------------------
 
 Records = dict[int, dict[str, tuple[int, int]]]
-"""Epoch → agent → number and position of its record."""
+"""For each epoch and agent, the number and position of the agent's record."""
 
 
 def _past_of(event_log: EventLog) -> PastEvents:
@@ -399,17 +404,17 @@ def _past_of(event_log: EventLog) -> PastEvents:
 
 
 def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
-    """Return the recovery for a trace that begins in the middle.
+    """Adapt a recovery to a trace that begins in the middle.
 
-    An agent whose checkpoint is not in the trace is rolled back to before its first event.
+    An agent whose checkpoint is not in the trace is rolled back to the beginning of the trace.
     """
     return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
 
 
 def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, int]]) -> None:
-    """Add a cut for each epoch that all agents have recorded. `seen`: agent → its first and its last event.
+    """Add a cut for each epoch that all agents have recorded. `seen` contains the positions of each agent's first and last event.
 
-    An agent without events after an epoch's last record may have left before it. The newest epoch may still lack records.
+    An agent without events after an epoch's last record may have left before the epoch. The newest epoch may still lack records.
     """
     for epoch, epoch_records in sorted(records.items()):
         end = max(position for _, position in epoch_records.values())
@@ -425,19 +430,23 @@ def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, 
 
 
 STEP_MIN = 9
-"""Smallest distance between two events, in pixels, at which their dots can be distinguished and clicked."""
+"""Smallest distance in pixels between two events at which viewers can distinguish and click their dots."""
 
 MILLISECONDS_FROM_NS = 50_000_000
-"""Shortest window whose axis is in milliseconds. In a shorter window several ticks would show the same number."""
+"""Shortest duration of a window, in nanoseconds, whose axis is in milliseconds. In a shorter window, several ticks would show the same
+number."""
 
 Href = Callable[[int], str]
-"""Returns the target of a click on the event at a position."""
+"""Function that returns the address that a click on the event at a position opens."""
 
 
 def draw_window(
     event_log: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> str:
-    """Return the picture as the text of an SVG file; with `href`, as a part of a page in which events are links and a script keeps names visible."""
+    """Return the picture as the text of an SVG file.
+
+    If `href` is given, the picture is part of a page. The picture's events are links, and a script keeps the names visible.
+    """
     scene = scene_of(event_log, window, chosen, href=href)
     is_part = href is not None
     return draw(scene, step_min=STEP_MIN, is_part=is_part, is_live=is_part)
@@ -446,7 +455,7 @@ def draw_window(
 def scene_of(
     event_log: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> Scene:
-    """Return the scene of this window; `chosen`: its past is marked."""
+    """Return the scene of this window. If `chosen` is given, the scene marks the events in its past."""
     return _Maker(event_log, window, chosen, href or _nowhere).scene()
 
 
@@ -455,7 +464,7 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Builds the scene of one picture. Places are columns; `shown` has the position of each column."""
+    """Builds the scene of one picture. The scene's places are columns, and `shown` contains the position of each column."""
 
     def __init__(self, event_log: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._event_log = event_log
@@ -492,7 +501,10 @@ class _Maker:
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def _column(self, position: float) -> Position:
-        """Return the column of a position. Hidden events lie between the shown ones; events outside the window lie beyond the edges."""
+        """Return the column of a position.
+
+        A hidden event lies between the columns of shown events. An event outside the window lies beyond the edges.
+        """
         if position < self._window.first:
             return -2.0
         if position >= self._window.end:
@@ -505,7 +517,7 @@ class _Maker:
         return self._event_log.row_at(position, self._window.rows)
 
     def _lane_of(self, agent: str) -> str:
-        """Return the row of an agent; "" if the agent has no row."""
+        """Return the row of an agent, or "" if the agent has no row."""
         if self._window.rows == "hosts":
             agent = HOST_PREFIX + self._event_log.homes.get(agent, "")
         return agent if agent in self._lanes else ""
@@ -563,7 +575,7 @@ class _Maker:
             ends = [end for end in (arrow.sent, *arrow.received) if end is not None]
             if not any(window.first <= end < window.end for end in ends):
                 continue
-            # Keep only the receives inside the window: others would be a stroke along the edge.
+            # Keep only the receives inside the window, because others would be drawn as a stroke along the edge.
             is_from_before = arrow.sent is None or arrow.sent < window.first
             received = [end for end in arrow.received if end >= window.first or not is_from_before]
             bare = replace(
@@ -581,7 +593,7 @@ class _Maker:
         return replace(arrow, state="ordinary", words=descriptions)
 
     def _markers(self) -> Iterator[Arrow]:
-        """Yield each marker once, from its end inside the window."""
+        """Yield one arrow for each marker that has an end inside the window."""
         for position in self._shown:
             event = self._event_log.events[position].event
             partner = self._event_log.partner(position)
@@ -601,7 +613,7 @@ class _Maker:
             yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
 
     def _front(self, front: Front) -> Front | None:
-        """Return the front in columns. For rows of hosts, the front runs through the last records of the hosts' agents."""
+        """Convert the places of a front to columns. On rows of hosts, the front runs through the last records of the hosts' agents."""
         places: dict[str, float] = {}
         for agent, position in front.places.items():
             lane = self._lane_of(agent)

@@ -1,15 +1,17 @@
-"""Describe the content of a space-time diagram, independent of its source: an external trace, a simulator's recording, or hosts' traces.
+"""Describe the content of a space-time diagram, independently of its source.
+
+The source is an external trace, a simulator's recording, or hosts' traces.
 
 A scene has one lane for each agent, with events from left to right. Messages are arrows, checkpoints are marks, and cuts are lines through
-the agents' records. Every part is at a *place*, a number that never decreases along a lane or from a send to its receive. A place is a
-position in an order of events, a column, or a time in nanoseconds. Other modules convert their data to a `Scene`; `svg` draws it. Relative
-to a cut a message has one of three states (Chandy and Lamport 1985, section 2):
+the agents' records. Every part is at a *place*, which is a number that never decreases along a lane or from a send to its receive. A place
+is a position in an order of events, a column, or a time in nanoseconds. Other modules convert their data to a `Scene`, and `svg` draws the
+scene. Relative to a cut, a message has one of three states (Chandy and Lamport 1985, section 2):
 
-- *in transit*: sent before its sender's record, and received after its receiver's, or never;
-- *orphan*: sent after the sender's record and received before the receiver's; a consistent cut has none (G1);
-- *ordinary*: on one side of the cut at both ends.
+- *in transit*: The message was sent before the sender's record, and received after the receiver's record or never received.
+- *orphan*: The message was sent after the sender's record and received before the receiver's record. A consistent cut has no orphans (G1).
+- *ordinary*: Both ends of the message are on the same side of the cut.
 
-A fourth state does not depend on a cut: an *undone* message was sent after the record to which a recovery rolled the sender back.
+A fourth state does not depend on a cut: a message is *undone* if it was sent after the record to which a recovery rolled its sender back.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,20 +28,21 @@ State = Literal["marker", "undone", "ordinary", "in-transit", "orphan"]
 BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
 
 STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orphan")
-"""Message states, from the least to the most important: later ones are drawn on top. A marker is not a message of an agent."""
+"""Message states, from the least to the most important. More important states are drawn on top. A marker is not a message of an agent."""
 
 Ticks = Callable[[float], Iterable[tuple[Position, str]]]
-"""Positions and texts of the axis's marks, with at least the given distance between marks, in places."""
+"""Function that returns the positions and texts of the axis's ticks. The function's argument is the smallest distance between two ticks, in
+places."""
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """A checkpoint.
+    """A checkpoint in the diagram.
 
     Attributes:
-        number: number of the checkpoint; None if readers do not know it.
-        is_useless: the checkpoint is on a Z-cycle.
-        is_obsolete: no later recovery line can contain the checkpoint.
-        words: further description.
+        number: number of the checkpoint, or None if readers do not know its number.
+        is_useless: whether the checkpoint is on a Z-cycle.
+        is_obsolete: whether no later recovery line can contain the checkpoint.
+        words: further description of the checkpoint.
         href: address that a click opens.
     """
 
@@ -56,12 +59,13 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrow(msgspec.Struct, frozen=True, gc=False):
-    """A message.
+    """A message in the diagram.
 
     Attributes:
-        sender: sending agent; empty if the message was never sent. sent: place of the send; None if never sent.
-        received: places of receives, ascending; after a recovery a message may be received again.
-        words: more about it.
+        sender: sending agent, or an empty string if the message was never sent.
+        sent: place of the send, or None if the message was never sent.
+        received: places of the receives, ascending. After a recovery, a message may be received again.
+        words: further description of the message.
     """
 
     message: str
@@ -78,8 +82,9 @@ class EventDot(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         event: id of the event.
-        is_chosen: the event is the one described in detail. is_past: the event happened before the described one.
-        href: where a click leads.
+        is_chosen: whether this event is the chosen event, which is described in detail.
+        is_past: whether this event happened before the chosen event.
+        href: address that a click opens.
     """
 
     agent: str
@@ -92,7 +97,7 @@ class EventDot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Front(msgspec.Struct, frozen=True):
-    """A vertical line through one place of each agent: a cut, or a recovery line. `name` is written above it."""
+    """A cut or a recovery line, drawn as a line through one place of each agent. `name` is written above the line."""
 
     kind: Literal["cut", "line"]
     label: str
@@ -103,7 +108,7 @@ class Front(msgspec.Struct, frozen=True):
 class Band(msgspec.Struct, frozen=True):
     """A stretch of one agent's lane, or of all lanes if `agent` is None.
 
-    The bands of undone events and recoveries are shaded; the lane of an undone or down agent is a broken line.
+    The bands of undone events and recoveries are shaded. Where an agent is undone or down, its lane is a broken line.
     """
 
     start: Position
@@ -114,7 +119,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """An agent fails, or keeps its live state."""
+    """A sign on a lane that the agent fails or keeps its live state."""
 
     agent: str
     place: Position
@@ -131,7 +136,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A stretch in a track above the lanes; `end` equals `start` for a point."""
+    """A stretch in a track above the lanes. For a point in time, `end` equals `start`."""
 
     start: Position
     end: Position
@@ -141,27 +146,29 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Track(msgspec.Struct, frozen=True):
-    """A track above the lanes. If its bars overlap, the track takes several rows."""
+    """A track above the lanes. If its bars overlap, it is drawn in several rows."""
 
     label: str
     bars: Sequence[Bar]
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """One picture.
+    """The content of one picture.
 
     Attributes:
-        heading: name of the picture. words: summary in one line.
-        agents: lanes from top to bottom; all other parts refer to them. hosts: the lanes that belong to hosts.
-        first, last: the places at the left and at the right edge. Parts outside are omitted or cut off.
-        axis: what the ticks count.
-        notes: omissions.
-        meanings: texts of the legend that replace the common ones, by name (`style.LEGEND`).
-        legend: names in the legend; None: those that occur in the scene.
-        values: for `data-*` attributes of the picture.
+        heading: name of the picture.
+        words: summary in one line.
+        agents: names of the lanes from top to bottom, to which all other parts refer.
+        hosts: the lanes that belong to hosts.
+        first, last: the places at the left and right edges. Parts outside the edges are omitted or cut off.
+        axis: text that says what the ticks count.
+        notes: texts about omissions.
+        meanings: texts that replace the usual texts of the legend, by name (`style.LEGEND`).
+        legend: names in the legend, or None for those that occur in the scene.
+        values: values for `data-*` attributes of the picture.
 
     Raises:
-        UsageError: a part is on an unknown lane, or a lane occurs twice.
+        UsageError: If a part is on an unknown lane, or a lane occurs twice.
     """
 
     heading: str
@@ -195,14 +202,14 @@ class Scene(msgspec.Struct, frozen=True):
             raise UsageError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
     def shows(self, start: Position, end: Position) -> bool:
-        """Return whether some of this stretch lies between the edges."""
+        """Return whether a part of this stretch lies between the edges."""
         return start <= self.last and end >= self.first
 
 
 def state_at_cut(cut: Mapping[str, Position], arrow: Arrow) -> State:
-    """Return the state of a message relative to a cut; ordinary if the cut lacks sender or receiver.
+    """Return the state of a message relative to a cut. The state is ordinary if the cut lacks the sender or the receiver.
 
-    An event at the place of a record counts as before it.
+    An event at the same place as a record counts as before the record.
     """
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:
@@ -214,7 +221,7 @@ def state_at_cut(cut: Mapping[str, Position], arrow: Arrow) -> State:
 
 
 def round_step(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50 … that is not below `least`."""
+    """Return the smallest number among 1, 2, 5, 10, 20, 50 … that is not below `least`."""
     unit = 1
     while 10 * unit < least:
         unit *= 10

@@ -1,10 +1,11 @@
-"""Draw the common parts of all pictures: style, marks, the paths of arrows, escaped text, legends, and the page around a picture.
+"""Draw the parts that all pictures have in common: style, marks, paths of arrows, escaped text, legends, and the page around a picture.
 
-Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. The light value precedes
-each variable as a plain colour, for viewers without variables. Every function is pure and deterministic.
+Colours are CSS variables with a light and a dark value. A page around a picture may set the `--snapline-*` variables. The light value
+precedes each variable as a plain colour, for viewers that do not support variables. Every function is pure and deterministic.
 
-A legend shows samples with their meanings, row by row. A page is one file that needs no network, in the reader's light or dark scheme. Its
-policy forbids the network, and scripts too unless one is given. The caller escapes all text.
+A legend shows samples with their meanings, row by row. A page is one file that needs no network, and uses the reader's light or dark
+scheme. The page's content security policy forbids network access, and also forbids scripts unless one is given. The caller must escape all
+text.
 """
 
 import html
@@ -28,7 +29,7 @@ COLORS = {
     "recovery": ("#ddf4ff", "#10304f"),
     "undone": ("#f0e8dc", "#37301f"),
 }
-"""Name → colour on light and on dark paper."""
+"""For each colour name, the colours for the light and the dark scheme."""
 
 RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); }
 .line { stroke: var(--ink); stroke-opacity: .7; } .past { stroke: var(--faint); stroke-dasharray: 3 4; }
@@ -58,20 +59,20 @@ RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { 
 .instant { stroke: var(--fault); stroke-opacity: .7; stroke-dasharray: 1 3; }
 .violation { stroke: var(--orphan); stroke-width: 2; } text.alarm { fill: var(--orphan); font-weight: 600; }
 """
-"""Rules for the parts of every picture."""
+"""CSS rules for the parts of every picture."""
 
 EVENT_RULES = """.message.marker { stroke: var(--cut); stroke-opacity: .8; stroke-dasharray: 1 3; stroke-linecap: round; }
 .head-marker { fill: var(--cut); } .spot { fill: var(--message); } .spot.past { fill: var(--line); }
 .spot.chosen { fill: var(--line); } .ring { fill: none; stroke: var(--line); stroke-width: 2; }
 .hit { fill: none; pointer-events: all; } .agent.host { font-weight: 600; }
 """
-"""Additional rules for pictures that show single events."""
+"""Additional CSS rules for pictures that show single events."""
 
 Point = tuple[float, float]
 
 
 def style(rules: str) -> str:
-    """Return the style sheet of a picture; `rules` apply only to its content."""
+    """Return the style sheet of a picture. `rules` apply only to the picture's content."""
 
     def variables(scheme: int) -> str:
         return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
@@ -108,16 +109,16 @@ def head(
     rules: str = "",
     is_part: bool = False,
 ) -> Iterator[str]:
-    """Yield the beginning of a picture: root, title, style, the heads of arrows, paper and heading.
+    """Yield the beginning of a picture, which contains the root, title, style, arrow heads, background and heading.
 
     Args:
         heading: title of the picture.
-        width: width in pixels, like `height`.
-        values: for `data-*` attributes of the root.
-        states: states of messages; each has its own arrow head `snapline-head-…`.
-        description: text for readers who do not see the picture.
+        width: width in pixels.
+        values: values for `data-*` attributes of the root element.
+        states: states of messages. Each state has its own arrow head `snapline-head-…`.
+        description: text for readers who cannot see the picture.
         rules: additional style rules.
-        is_part: the picture is part of a page that has the style, and in which its parts are links.
+        is_part: whether the picture is part of a page that contains the style and in which parts of the picture are links.
     """
     kind = f'role="group" aria-label="{html.escape(clean(heading))}"' if is_part else 'role="img"'
     namespace = "" if is_part else 'xmlns="http://www.w3.org/2000/svg" '
@@ -142,7 +143,10 @@ def head(
 
 
 def shape(kind: str, x: float, y: float, size: float) -> str:
-    """Return the path of a checkpoint's mark. Initial: an open circle. Basic: a square. Forced: a diamond. Others: an upright bar."""
+    """Return the path of a checkpoint's mark.
+
+    An initial checkpoint is a circle, a basic one a square, a forced one a diamond, and any other an upright bar.
+    """
     if kind == "initial":
         radius, across = px(size), px(2 * size)
         arc = f"a{radius} {radius} 0 1 0"
@@ -158,25 +162,25 @@ def shape(kind: str, x: float, y: float, size: float) -> str:
 
 
 def cross(x: float, y: float) -> str:
-    """Return the mark of a failure."""
+    """Return the path of the mark for a failure."""
     return f"M{px(x - 5)} {px(y - 5)}l10 10M{px(x - 5)} {px(y + 5)}l10 -10"
 
 
 def alive(x: float, y: float) -> str:
-    """Return the mark of a live state."""
+    """Return the path of the mark for a live state."""
     return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
 
 
 def strike(x: float, y: float, size: float) -> str:
-    """Return a stroke through a mark; a cross would look like a failure."""
+    """Return the path of a single stroke through a mark. A cross would look like a failure."""
     reach = size * 1.7
     return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
 
 
 def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 0) -> tuple[str, bool]:
-    """Return the path from `start` to `end`, cut off at `left` and `right`, and whether its end is inside.
+    """Return the path from `start` to `end`, cut off at `left` and `right`, and whether the path's end lies between these limits.
 
-    An arrow on one lane is bent upwards by `bend` pixels; otherwise the lane would hide it.
+    An arrow on a single lane is bent upwards by `bend` pixels, because the lane would otherwise hide it.
     """
     x1, y1 = _clip(start, end, left, right)
     x2, y2 = _clip(end, start, left, right)
@@ -195,9 +199,9 @@ def _clip(point: Point, other: Point, left: float, right: float) -> Point:
 
 
 def link(content: str, href: str, words: str) -> str:
-    """Return `content` as a link, or unchanged without an address.
+    """Return `content` as a link to `href`, or unchanged if `href` is empty.
 
-    The Tab key skips the link, since a page has a list next to the picture.
+    The Tab key skips the link, because a page has a list of the events next to the picture.
     """
     if not href:
         return content
@@ -206,12 +210,12 @@ def link(content: str, href: str, words: str) -> str:
 
 
 def title(*parts: str) -> str:
-    """Return a `<title>` element, which browsers show as a tooltip. Empty parts are omitted."""
+    """Return a `<title>` element, which browsers show as a tooltip. Omit empty parts."""
     return f"<title>{text(', '.join(part for part in parts if part))}</title>"
 
 
 def data(**values: object) -> str:
-    """Return `data-*` attributes. None and empty values are omitted."""
+    """Return `data-*` attributes for these values. Omit None and empty values."""
     return "".join(
         f' data-{name.replace("_", "-")}="{html.escape(clean(str(value)))}"'
         for name, value in values.items()
@@ -225,12 +229,12 @@ def text(words: str) -> str:
 
 
 def clean(words: str) -> str:
-    """Return `words` without control characters: XML cannot represent them, and a terminal would interpret them."""
+    """Return `words` without control characters, because XML cannot represent them and a terminal would interpret them."""
     return "".join(character if character.isprintable() else "\ufffd" for character in words)
 
 
 def shortened(words: str, length: int = 30) -> str:
-    """Return at most `length` characters of `words`."""
+    """Return `words`, shortened to at most `length` characters."""
     return words if len(words) <= length else words[: length - 1] + "…"
 
 
@@ -246,12 +250,13 @@ def px(value: float) -> str:
 def legend(
     entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
 ) -> tuple[list[str], int]:
-    """Return samples with their meanings, row by row, with notes under them; and the height of the picture.
+    """Return the legend and the height of the picture. The legend shows samples with their meanings, row by row, and notes under them.
 
     Args:
-        entries: a sample, 24 pixels wide around y = 0, and its meaning.
-        left: position of the first entry in a row. right: limit of a row with more than one entry.
-        top: the middle of the first row.
+        entries: samples with their meanings. A sample is 24 pixels wide and centred at y = 0.
+        left: position of the first entry in a row.
+        right: right limit of a row that has more than one entry.
+        top: vertical position of the middle of the first row.
     """
     x, y = left, top
     rows = ['<g class="legend">']
@@ -268,7 +273,7 @@ def legend(
 
 
 def entries_of(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[tuple[str, str]]:
-    """Yield the entries that occur in a scene, or that its own legend names, in the order of `LEGEND`."""
+    """Yield the legend entries that occur in a scene, or that the scene's own legend names, in the order of `LEGEND`."""
     occurring = set(_occurring(scene, arrows) if scene.legend is None else scene.legend)
     for name, (sample, words) in LEGEND.items():
         if name in occurring:
@@ -332,7 +337,7 @@ LEGEND = {
     "band undone now": (_box("band undone now"), "undone in this round"),
     "message orphan now": (_message("orphan now"), "orphan that forces the next round"),
 }
-"""Possible legend entries, by their classes: a sample and its meaning."""
+"""All possible legend entries by name. Each has a sample and a meaning."""
 
 
 # -- page --------------------------------------------------------------------------------------------------------------
@@ -368,10 +373,10 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
     """Return the text of one HTML file.
 
     Args:
-        title: title as markup, like `body`.
-        body: content of the page.
+        title: title of the page, as markup.
+        body: content of the page, as markup.
         style: additional style rules.
-        script: runs after the body; without it the page's policy forbids scripts.
+        script: script that runs after the body. If it is empty, the page's policy forbids scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if script else "")
     code = f"<script>\n{script}</script>\n" if script else ""
@@ -394,5 +399,5 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
 
 
 def picture(svg: str, *, name: str = "space-time diagram", kind: str = "") -> str:
-    """Return an element with a picture, which scrolls if the picture is wide. `kind`: CSS class of the element."""
+    """Return an element that contains a picture and scrolls if the picture is wide. `kind` is an additional CSS class of the element."""
     return f'<div class="picture {kind}" tabindex="0" role="region" aria-label="{name}">\n{svg}</div>'

@@ -1,19 +1,19 @@
 """Draw a space-time diagram (`Scene`) as the text of an SVG file.
 
-The picture has one lane per agent, places from left to right, and tracks above the lanes. Colour is never the only sign:
+The picture has one lane per agent, places from left to right, and tracks above the lanes. No distinction depends on colour alone:
 
-- the area to the right of the recovery line is shaded, and lanes there are dashed;
-- messages in transit are thick, orphan messages thick and dashed, undone messages dotted;
-- an initial checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through;
-- cuts are solid lines, recovery lines dashed lines.
+- The area to the right of the recovery line is shaded, and lanes in this area are dashed.
+- Messages in transit are thick, orphan messages are thick and dashed, and undone messages are dotted.
+- An initial checkpoint is an open circle, a basic one is a square, a forced one is a diamond, and a useless one is struck through.
+- Cuts are solid lines, and recovery lines are dashed lines.
 
-Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. There is no
-script. The same scene gives the same bytes.
+Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. The file contains no
+script. The same scene always gives the same bytes.
 
-`Plot` has the positions of the parts of a scene, in pixels. The tracks above the lanes show when hosts are up or down, epochs with their
-outcome, faults, and the end phase without faults. Epochs and faults overlap, so the bars of a track are packed into as many rows as needed,
-first fit by their start, with space for labels. A complete epoch is filled, an aborted one is crossed out, an open one has a dashed border,
-and a crash is a cross.
+`Plot` computes the positions of the parts of a scene, in pixels. The tracks above the lanes show when hosts are up or down, the epochs with
+their outcomes, the faults, and the final phase without faults. Epochs and faults overlap, so the bars of a track are packed into as many
+rows as needed. The bars are placed first-fit in the order of their starts, with space for labels. A complete epoch is filled, an aborted
+one is crossed out, an open one has a dashed border, and a crash is a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,19 +47,19 @@ from snapline.diagrams.style import (
 ROW_HEIGHT = 18
 
 PACKED_MAX = 12
-"""Largest number of rows of one track. A note gives the number of further bars."""
+"""Largest number of rows of one track. A note states the number of omitted bars."""
 
 BARS_MAX = 500
-"""Largest number of bars of one track. Of more bars, those nearest to the end of the run are drawn."""
+"""Largest number of bars of one track. If there are more, the bars nearest to the end of the run are drawn."""
 
 CHARACTER_PX = 6.6
-"""Approximate width of a character at 11 pixels; an overestimate."""
+"""Approximate width in pixels of a character in an 11-pixel font. This width is an overestimate."""
 
 X = Callable[[Position], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """Return tracks of one row each, and texts about omissions. Only the first row of an original track has its label."""
+    """Split each track into tracks of one row, of which only the first has the label. Return these tracks, and texts about omissions."""
     rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:
@@ -71,7 +71,7 @@ def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
 
 
 def _packed(bars: Sequence[Bar], x: X) -> tuple[list[list[Bar]], int]:
-    """Return the bars by row, and the number of bars for which no row had space."""
+    """Distribute the bars over rows. Return the bars of each row, and the number of bars for which no row had space."""
     rows: list[list[Bar]] = [[]]
     ends = [float("-inf")]
     dropped = max(len(bars) - BARS_MAX, 0)
@@ -79,7 +79,7 @@ def _packed(bars: Sequence[Bar], x: X) -> tuple[list[list[Bar]], int]:
         left = x(bar.start)
         free = next((index for index, end in enumerate(ends) if end <= left), len(ends))
         if bar.kind == "crash":
-            free = 0  # it is at the end of its host's bar
+            free = 0  # the crash is at the end of its host's bar
         elif free == PACKED_MAX:
             dropped += 1
             continue
@@ -96,7 +96,7 @@ def _label(bar: Bar) -> str:
 
 
 def draw_tracks(rows: Sequence[Track], x: X, *, left: float, right: float, top: int, bottom: int) -> Iterator[str]:
-    """Draw the shades of faults from `top` to `bottom` behind everything, then the rows from `top` on."""
+    """Draw the shades of faults from `top` to `bottom` in the background, then the rows of the tracks."""
     for bar in (bar for row in rows for bar in row.bars):
         if bar.kind == "fault":
             start, width = x(bar.start), max(x(bar.end) - x(bar.start), 1)
@@ -122,7 +122,7 @@ def _bar(bar: Bar, x: X, y: float, right: float) -> Iterator[str]:
     if bar.kind == "aborted":
         yield f'<path class="crossed" d="M{px(start)} {px(y + 6)}L{px(start + width)} {px(y - 6)}"/>'
     if bar.label:
-        # Near the right edge a label ends at the edge: it may cover the bar, but is not cut off.
+        # Near the right edge, a label ends at the edge. It may cover the bar, but is not cut off.
         at = min(start + 4, right - CHARACTER_PX * len(_label(bar)))
         yield f'<text x="{px(at)}" y="{px(y + 4)}">{text(_label(bar))}</text>'
     yield "</g>"
@@ -132,17 +132,18 @@ def _bar(bar: Bar, x: X, y: float, right: float) -> Iterator[str]:
 
 
 WIDTH = 1200
-"""Width of a picture. A picture is wider only if a unit of places has a minimum width."""
+"""Width of a picture in pixels. A picture is wider only if a minimum width of a unit of places requires it."""
 
 TOP = 76
 MARGIN = 40
-"""Space on the right for the signs at the end of agents."""
+"""Space in pixels on the right for the signs at the ends of the lanes."""
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Layout of a scene.
+    """The layout of a scene.
 
-    `tracks`: packed, one row each. `notes`: omissions. `step`: width of a unit. `top`, `bottom`, `spacing`: of the lanes.
+    `tracks` are packed, so that each has one row. `notes` describe omissions. `step` is the width of a unit of places. `top`, `bottom` and
+    `spacing` describe the lanes.
     """
 
     first: Position
@@ -157,7 +158,10 @@ class Plot(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(scene: Scene, *, step_min: float = 0) -> "Plot":
-        """Return a plot of width `WIDTH`, or wider if a unit would be narrower than `step_min`."""
+        """Compute the layout of a scene.
+
+        The layout's width is `WIDTH`, or more if a unit of places would otherwise be narrower than `step_min`.
+        """
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
         left = max(32 + 7 * longest, 96 if scene.tracks else 0)
         span = max(scene.last - scene.first, 1e-9)
@@ -174,7 +178,7 @@ class Plot(msgspec.Struct, frozen=True):
             right=right,
             top=TOP + (ROW_HEIGHT * len(tracks) + 16 * bool(scene.agents) if tracks else 0),
             step=step,
-            # Few agents get more space; sixty still fit on a page.
+            # Few agents get more space, and sixty agents still fit on a page.
             spacing=max(16, min(56, 640 // max(len(scene.agents), 1))),
             row={agent: index for index, agent in enumerate(scene.agents)},
             tracks=tracks,
@@ -182,11 +186,11 @@ class Plot(msgspec.Struct, frozen=True):
         )
 
     def x(self, place: Position) -> float:
-        """Return the x of a place, clamped to the edges."""
+        """Return the x coordinate of a place, clamped to the edges."""
         return min(max(self.beyond(place), self.left), self.right)
 
     def beyond(self, place: Position) -> float:
-        """Return the x of a place, outside the plot for a place outside the edges."""
+        """Return the x coordinate of a place, without clamping it to the edges."""
         return self.left + self.step * (place - self.first)
 
     def y(self, agent: str) -> float:
@@ -198,7 +202,7 @@ class Plot(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> float:
-        """Return half the size of a checkpoint's mark."""
+        """Return half the size of a checkpoint's mark in pixels."""
         return min(6.0, self.spacing / 3.2)
 
 
@@ -206,30 +210,30 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 SCREEN = 1120
-"""Width of a legend in pixels, and distance at which a wide picture repeats the names."""
+"""Width of a legend in pixels, and the distance at which a wide picture repeats the names."""
 
 ARROWS_MAX = 10_000
-"""Largest number of arrows: more would be unreadable and the file would have megabytes. The most important arrows are drawn."""
+"""Largest number of arrows that are drawn, the most important ones. More would be unreadable, and the file would have several megabytes."""
 
 NUMBERED_MAX = 150
-"""Largest number of events at which checkpoints show numbers; up to `LABELLED_MAX` events messages show ids."""
+"""Largest number of events at which checkpoints show their numbers. Messages show their ids if there are at most `LABELLED_MAX` events."""
 
 LABELLED_MAX = 60
 
 LABEL_MAX = 8
-"""Longest message id, in characters, next to its arrow; longer ones only have a tooltip."""
+"""Longest message id, in characters, that is shown next to its arrow. A longer id is shown only in a tooltip."""
 
 TICK_MIN = 96
-"""Pixels between ticks: space for `1.234567 s`."""
+"""Smallest distance between ticks in pixels, which leaves space for `1.234567 s`."""
 
 BEND = 0.6
-"""Upward bend of an agent's message to itself, in lanes."""
+"""Height by which the arrow of an agent's message to itself bends upwards, in units of the lane spacing."""
 
 NAMES_GAP = 12
-"""Pixels between the names' paper and the first place."""
+"""Distance in pixels between the names' background and the first place."""
 
 SPOT, SPOT_HIT = 2.5, 9
-"""Radius of an event's dot, and of its clickable area, in pixels."""
+"""Radius of an event's dot and radius of the dot's clickable area, in pixels."""
 
 
 def draw(
@@ -244,12 +248,13 @@ def draw(
     """Return the picture of `scene` as the text of an SVG file.
 
     Args:
-        scene: what to draw.
-        plot: layout of this scene; None: computed.
+        scene: content of the picture.
+        plot: layout of this scene. If None, it is computed.
         step_min: smallest width of a unit of places, in pixels.
-        is_read_from_end: a page first shows the right end of a wide picture, so the legend is there.
-        is_live: a script keeps names and legend visible.
-        is_part: the picture is part of a page with the rules (`style`): it has no style or namespace of its own, and its parts may be links.
+        is_read_from_end: whether a page first shows the right end of a wide picture, so that the legend is placed there.
+        is_live: whether a script keeps the names and the legend visible.
+        is_part: whether the picture is part of a page that contains the CSS rules (`style`). Such a picture has no style or namespace of
+            its own, and its parts may be links.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
     candidates = telling(scene)
@@ -293,25 +298,25 @@ def draw(
 
 
 def _heads(scene: Scene) -> Sequence[State]:
-    """Return the states of arrows that may occur."""
+    """Return the states of arrows that may occur in a scene."""
     has_markers = any(message.state == "marker" for message in scene.arrows)
     return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
 
 
 def telling(scene: Scene) -> list[Arrow]:
-    """Return the arrows between the edges, from the least to the most important; the last `ARROWS_MAX` are drawn."""
+    """Return the arrows between the edges, ordered from the least to the most important. Only the last `ARROWS_MAX` are drawn."""
     shown = [message for message in scene.arrows if scene.shows(*_reach(message))]
     return sorted(shown, key=lambda message: STATES.index(message.state))
 
 
 def _reach(one: Arrow) -> tuple[Position, Position]:
-    """Return the first and the last place of a message."""
+    """Return the places of the first and the last event of a message."""
     ends = one.received if one.sent is None else (one.sent, *one.received)
     return ends[0], ends[-1]
 
 
 def _events(scene: Scene) -> int:
-    """Return the number of shown events, which decides whether there is space for texts."""
+    """Return the number of events in the picture, which determines whether there is space for texts."""
     ends = [end for message in scene.arrows for end in (*_reach(message)[:1], *message.received)]
     return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
@@ -347,7 +352,7 @@ def _axis(scene: Scene, plot: Plot) -> Iterator[str]:
         if scene.first <= place <= scene.last:
             x = plot.x(place)
             yield f'<path class="tick" d="M{px(x)} {plot.top}V{plot.bottom + 4}"/>'
-            # Do not cover the names at the left edge.
+            # A tick's text must not cover the names at the left edge.
             middle = max(x, plot.left - 2 * NAMES_GAP + 4 * len(words))
             yield f'<text class="faint" x="{px(middle)}" y="{plot.bottom + 18}" text-anchor="middle">{words}</text>'
 
@@ -378,7 +383,7 @@ def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words:
 
 
 def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
-    """Return the start point of the arrow, which may lie outside the edges, and its end points."""
+    """Return the start point and the end points of an arrow. They may be outside the edges."""
     y = plot.y(one.receiver)
     ends = [(plot.beyond(place), y) for place in one.received]
     if one.sent is None:
@@ -386,14 +391,14 @@ def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
     start = (plot.beyond(one.sent), plot.y(one.sender))
     if ends:
         return start, ends
-    # Never received: a short arrow, which does not look like a message to an agent in between.
+    # A message that was never received gets a short arrow, which does not look like a message to an agent in between.
     down = y - start[1] or -plot.spacing / 2
     reach = min(abs(down) / 2, plot.spacing * 0.6)
     return start, [(start[0] + 14, start[1] + (reach if down > 0 else -reach))]
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    """Draw all ends of a message as one path. The arrow head is at the last end if that end lies inside the edges."""
+    """Draw a message with all its receives as one path. The arrow head is at the last receive if that lies inside the edges."""
     start, ends = _route(one, plot)
     bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
     paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
@@ -407,7 +412,7 @@ def _arrow(one: Arrow, plot: Plot) -> str:
 
 
 def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
-    """Yield ids next to the arrows, if there is room."""
+    """Yield the ids of messages next to their arrows, if there is enough space."""
     if _events(scene) > LABELLED_MAX:
         return
     for message in arrows:
@@ -424,7 +429,7 @@ def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
 
 
 def _front(front: Front, plot: Plot) -> Iterator[str]:
-    """Yield the parts of a line through every agent's record, in the order of the lanes."""
+    """Yield the parts of a cut or recovery line, which runs through every agent's record in the order of the lanes."""
     points = [(plot.x(front.places[agent]), plot.y(agent)) for agent in plot.row if agent in front.places]
     if not points:
         return
@@ -454,7 +459,7 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Yield dots, each with a clickable area that is large enough for a finger."""
+    """Yield the dots of events. Each dot has a clickable area that is large enough for a finger."""
     for spot in scene.spots:
         if scene.shows(spot.place, spot.place):
             yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
@@ -502,7 +507,7 @@ def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
-    """Yield the names. They have a background if they stay in place while the picture scrolls under them."""
+    """Yield the names of the lanes. If the names stay in place while the picture scrolls under them, they have a background."""
     if is_live:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
@@ -514,7 +519,7 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
 
 
 def _names_again(plot: Plot) -> Iterator[str]:
-    """Yield the names again in a wide picture: one screen before its right end, and so on."""
+    """In a wide picture, yield the names again at intervals of one screen, counted from the right end."""
     heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
     heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
     x = plot.right - SCREEN

@@ -1,11 +1,11 @@
-"""Draw an analysed trace with plain characters, for a terminal.
+"""Draw an analysed trace with text characters, for a terminal.
 
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-The picture has one row per agent; logical time runs to the right. A receive is to the right of its send, and no event is to the left of an
-earlier one. Events in one column do not depend on each other. `|` marks the recovery line; undone events are dotted. The
-same input gives the same text.
+The picture has one row per agent, and logical time runs to the right. A receive is to the right of its send, and no event is to the left of
+an earlier event. Events in one column do not depend on each other. `|` marks the recovery line, and dots mark the part that was undone. The
+same input always gives the same text.
 """
 
 import textwrap
@@ -22,15 +22,15 @@ from snapline.recovery.trace import Trace
 from snapline.recovery.trace_analysis import Analysis
 
 WIDTH_MIN = 40
-"""Smallest width in characters: less would show only a few events."""
+"""Smallest width in characters. A narrower picture would show only a few events."""
 
 NAME_MAX = 16
 
 LABEL_MAX = 3
-"""Longest message id, in characters; longer ones are replaced by numbers."""
+"""Longest message id, in characters. If an id is longer, numbers replace the ids."""
 
 LISTED_MAX = 12
-"""Largest number of messages of each kind listed under the picture."""
+"""Largest number of messages of each kind that are listed under the picture."""
 
 NO_BREAK = "\u00a0"
 
@@ -38,7 +38,7 @@ SHAFTS: dict[State, str] = {"in-transit": "~", "orphan": "!", "ordinary": "", "u
 
 
 class _Step(msgspec.Struct, frozen=True, gc=False):
-    """An event: a checkpoint, or one end of a message."""
+    """An event, which is a checkpoint or one end of a message."""
 
     agent: str
     position: int
@@ -47,7 +47,7 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Cell(msgspec.Struct, frozen=True, gc=False):
-    """Characters of an event, and the column of the first one."""
+    """The characters that represent an event, and the column of the first character."""
 
     step: _Step
     column: int
@@ -55,13 +55,13 @@ class _Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Positions of the events of a window.
+    """Layout of the events in a window.
 
     Attributes:
-        cells: cells by agent, from left to right.
+        cells: each agent's cells, from left to right.
         width: number of columns.
-        labels: message → its short name.
-        has_start: the initial checkpoints are shown.
+        labels: short name of each message.
+        has_start: whether the initial checkpoints are shown.
     """
 
     cells: dict[str, list[_Cell]]
@@ -71,16 +71,16 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_max: int = 50) -> str:
-    """Return the space-time diagram of an analysed trace, with a legend under it.
+    """Return the space-time diagram of an analysed trace as text, with a legend under it.
 
-    A trace that does not fit is shown with its last events, or with the events around the recovery line if the line lies before all of
-    them.
+    If the trace does not fit, its last events are shown. If the recovery line lies before all of these, the events around the line are
+    shown instead.
 
     Args:
-        trace: the execution.
+        trace: trace of the execution.
         analysis: analysis of this trace.
-        width: characters in a row, at least `WIDTH_MIN`.
-        agents_max: largest number of rows; agents that are rolled back are preferred.
+        width: number of characters in a row, at least `WIDTH_MIN`.
+        agents_max: largest number of rows. Rolled-back agents are preferred.
     """
     traced = AnalyzedTrace(trace, analysis)
     agents = _choose(traced, agents_max)
@@ -97,7 +97,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
 
 
 def _choose(traced: AnalyzedTrace, agents_max: int) -> list[str]:
-    """Return the agents that get a row, in their order."""
+    """Return the agents that get a row, in the order of the trace's agents."""
     if len(traced.agents) <= agents_max:
         return traced.agents
     back = set(traced.rolled_back)
@@ -111,7 +111,7 @@ def _name(agent: str) -> str:
 
 
 def _width_of(name: str) -> int:
-    """Return the number of terminal columns of a text. Some characters take two columns, accents none."""
+    """Return the number of terminal columns that a text takes. Some characters take two columns, and combining accents take none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in name
@@ -122,9 +122,9 @@ def _width_of(name: str) -> int:
 
 
 def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
-    """Return the layout of the largest number of events that fits into `columns`, and their window."""
+    """Find the largest number of events that fits into `columns`. Return their layout and their window."""
     positions = traced.positions(agents)
-    # A row can have an event in every third column at most.
+    # A row can have at most one event in every three columns.
     reach = max(1, len(agents)) * columns // 3
     steps = _steps(traced, positions[-reach:])
     if len(steps) == len(positions) and (complete := _arrange(agents, steps, has_start=True)).width <= columns:
@@ -145,7 +145,7 @@ def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_L
 
 
 def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the greatest number from 1 to `limit` that fits; `fits` must be monotone, and 1 always fits."""
+    """Return the largest number from 1 to `limit` that fits. `fits` must be monotone, and 1 must always fit."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -176,9 +176,9 @@ def _steps(traced: AnalyzedTrace, positions: Sequence[int]) -> list[_Step]:
 
 
 def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool = False) -> _Layout:
-    """Place each event as far left as the module's rules allow; with `has_start`, after the initial checkpoints."""
+    """Place each event as far left as the module's rules allow. If `has_start` is set, leave space for the initial checkpoints."""
     labels = _labels(steps)
-    # Space for the initial checkpoint, or for a line further to the left.
+    # This leaves space for the initial checkpoint, or for a recovery line further to the left.
     free = dict.fromkeys(agents, 4 if has_start else 1)
     sent: dict[str, int] = {}
     cells: dict[str, list[_Cell]] = {agent: [] for agent in agents}
@@ -189,7 +189,7 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
             column = max(column, sent.get(step.arrow.message, -1) + 1)
         label = _words(step, labels)
         cells[step.agent].append(_Cell(step, column, label))
-        # One character between two events, with space for the line.
+        # One character between two events leaves space for the recovery line.
         free[step.agent] = column + len(label) + 1
         if step.arrow is not None and step.position == step.arrow.sent:
             sent[step.arrow.message] = column + len(label) - 1
@@ -197,7 +197,10 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
 
 
 def _labels(steps: Sequence[_Step]) -> dict[str, str]:
-    """Return the messages' ids as labels if all are short and plain; otherwise numbers in the order of the messages' first events."""
+    """Return the label of each message. Labels are the messages' ids if all ids are short and plain.
+
+    Otherwise labels are numbers in the order of the messages' first events.
+    """
     messages = list(dict.fromkeys(step.arrow.message for step in steps if step.arrow is not None))
     if all(len(message) <= LABEL_MAX and message.isascii() and message.isalnum() for message in messages):
         return {message: message for message in messages}
@@ -214,7 +217,7 @@ def _words(step: _Step, labels: dict[str, str]) -> str:
 
 
 def _row(traced: AnalyzedTrace, agent: str, layout: _Layout, window: Window) -> str:
-    """Return the row of an agent: its events, the recovery line, and dots after the line."""
+    """Return the row of an agent, which contains the agent's events, the recovery line, and dots after the line."""
     turn = traced.line_position[agent]
     row = "[0]" if layout.has_start else ""
     is_undone = turn < window[0]
@@ -252,7 +255,7 @@ def _notes(traced: AnalyzedTrace, agents: Sequence[str], layout: _Layout, window
 
 
 def _legend(traced: AnalyzedTrace, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
-    """Return the legend entries that occur in the picture."""
+    """Return the texts of the legend entries that occur in the picture."""
     marks = [step.mark for step in steps if step.mark is not None]
     states = {arrow.state for arrow in arrows}
     entries = [

@@ -1,15 +1,16 @@
-"""Draw an analysed trace: its recovery line as a picture, and the domino effect as a page.
+"""Draw the recovery line of an analysed trace as a picture, and the domino effect as a page.
 
-`AnalyzedTrace` makes a scene with the place of every event and the effects of the recovery line. Time is logical: an event is at its
-*position* in `trace.events`, counted from 0. That order respects causality, so every arrow goes to the right. Initial checkpoints are at
--1, before all events, and live states at the number of events, after all of them. Message states relative to the line are those of `scene`,
-except for orphans: an *orphan* is a message whose send was undone in a round of the domino before its receive, so that it forced its
-receiver back.
+`AnalyzedTrace` creates a scene that contains the place of every event and the effects of the recovery line. Time is logical, so an event is
+at its *position* in `trace.events`, counted from 0. The order of events respects causality, so every arrow points to the right. Initial
+checkpoints are at -1, before all events. Live states are at the number of events, after all events. Message states relative to the recovery
+line are those of `scene`, except for orphans. Here an *orphan* is a message whose send was undone in an earlier round of the domino effect
+than its receive, so that the message forced its receiver to roll back.
 
-`analysis_html` makes one page on which readers click the agents that fail, and step through the domino effect round by round. The page
-needs no network. It contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The
-script computes the rounds of any failure like `execution.rounds` in Python, and redraws the picture; a test compares both. The domino
-effect is that of the whole trace, even if the picture shows a window. The same trace gives the same bytes.
+`analysis_html` creates one page on which readers click the agents that fail, and step through the domino effect round by round. The page
+needs no network. The page contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`).
+The script computes the rounds of any failure in the same way as `execution.rounds` in Python, and redraws the picture. A test compares the
+two implementations. The domino effect is computed for the whole trace, even if the picture shows only a window. The same trace always gives
+the same bytes.
 """
 
 import json
@@ -29,10 +30,10 @@ from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
 from snapline.recovery.trace_analysis import Analysis, analyze, redecide
 
 EVENTS_MAX = 400
-"""Largest number of columns without a window. More columns would be too narrow to distinguish on a screen."""
+"""Largest number of columns if no window is given. More columns would be too narrow to distinguish on a screen."""
 
 Window = tuple[int, int]
-"""The first and the last shown position, both inclusive; (0, -1) for a trace without events."""
+"""The first and the last position shown, both inclusive. The window is (0, -1) for a trace without events."""
 
 
 def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
@@ -41,26 +42,26 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
     Args:
         trace: the execution.
         analysis: analysis of this trace.
-        window: first and end position in `trace.events`, the end exclusive, cut to the trace; None: the last
-            `EVENTS_MAX` events.
+        window: first and end position in `trace.events`, where the end is exclusive. The window is cut to the trace. If None, it contains
+            the last `EVENTS_MAX` events.
 
     Raises:
-        UsageError: the window contains no event of the trace.
+        UsageError: If the window contains no event of the trace.
     """
     traced = AnalyzedTrace(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
 
 
 class AnalyzedTrace:
-    """A trace and its analysis; made in one pass over the events.
+    """A trace and its analysis, computed in one pass over the events.
 
     Attributes:
         agents: agents from top to bottom.
-        failed: the failed agents of the analysis, in the order of `agents`.
+        failed: agents whose failure is analysed, in the order of `agents`.
         events: number of events.
-        depth: number of rounds of the domino effect after the failed agents were rolled back.
-        checkpoints: agent → positions of its checkpoints, by number.
-        line: agent → number of the agent's checkpoint on the recovery line; None for the agent's live state.
+        depth: number of rounds of the domino effect, not counting the rollback of the failed agents.
+        checkpoints: positions of each agent's checkpoints, indexed by number.
+        line: number of each agent's checkpoint on the recovery line, or None for the agent's live state.
     """
 
     def __init__(self, trace: Trace, analysis: Analysis) -> None:
@@ -86,14 +87,14 @@ class AnalyzedTrace:
 
     @property
     def rolled_back(self) -> list[str]:
-        """Return the agents that do not keep their live state."""
+        """Return the agents that are rolled back, that is, do not keep their live states."""
         return [agent for agent, number in self.line.items() if number is not None]
 
     def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
-        """Return the window from `wanted[0]` up to but excluding `wanted[1]`; or the last `events_max` events.
+        """Return the window from `wanted[0]` up to but excluding `wanted[1]`. If `wanted` is None, return the last `events_max` events.
 
         Raises:
-            UsageError: `wanted` contains no event of the trace.
+            UsageError: If `wanted` contains no event of the trace.
         """
         if wanted is None:
             return max(0, self.events - events_max), self.events - 1
@@ -111,11 +112,11 @@ class AnalyzedTrace:
 
     @property
     def line_position(self) -> Mapping[str, Position]:
-        """Return agent → position of the agent's checkpoint or live state on the recovery line."""
+        """Return, for each agent, the position of its checkpoint or live state on the recovery line."""
         return self._front.places
 
     def marks(self, window: Window) -> Iterator[Mark]:
-        """Return the checkpoints in the window by position, with the initial ones if it starts at 0."""
+        """Yield the checkpoints in the window, ordered by position. If the window starts at 0, include the initial checkpoints."""
         initial = (Mark(agent, INITIAL, "initial", 0) for agent in (self.agents if window[0] == 0 else ()))
         for mark in (*initial, *self._past.marks(*window)):
             on_line, number = self.line[mark.agent], mark.number
@@ -127,18 +128,18 @@ class AnalyzedTrace:
             )
 
     def arrows(self, window: Window) -> list[Arrow]:
-        """Return the messages of which some part lies in the window, in send order."""
+        """Return the messages of which a part lies in the window, in the order in which they were sent."""
         return list(self._past.arrows(*window, [self._front], self._orphans))
 
     def scene(self, window: Window) -> Scene:
-        """Return the scene of this window."""
+        """Return the scene for this window."""
         first, last = window
         notes = [self._window_words(window), self.line_outside(window)]
         return Scene(
             heading=f"Recovery line when {self.failure()}",
             words=self.words(),
             agents=self.agents,
-            # A column to the left for initial checkpoints, one to the right for live states.
+            # One more column on the left for initial checkpoints, and one on the right for live states.
             first=first - 1,
             last=last + 1,
             ticks=counted(first, last),
@@ -153,7 +154,7 @@ class AnalyzedTrace:
         )
 
     def _signs(self) -> Iterator[Sign]:
-        """Yield signs at the end of lanes: agents that fail, and agents that keep their live state."""
+        """Yield the signs at the ends of lanes for agents that fail and agents that keep their live state."""
         for agent in self.agents:
             if agent in self.failed:
                 yield Sign(agent, self.events, "kill", "fails")
@@ -161,7 +162,7 @@ class AnalyzedTrace:
                 yield Sign(agent, self.events, "alive", "keeps its live state")
 
     def words(self) -> str:
-        """Return the result in one line, for headings and for readers who do not see the picture."""
+        """Describe the result in one line, for headings and for readers who cannot see the picture."""
         rolled_back = len(self.rolled_back)
         initial = sum(number == 0 for number in self.line.values())
         goes = "goes" if rolled_back == 1 else "go"
@@ -172,7 +173,7 @@ class AnalyzedTrace:
         return ", ".join(parts)
 
     def failure(self) -> str:
-        """Return which agents fail, in words."""
+        """Describe which agents fail."""
         if not self.failed:
             return "nobody fails"
         if len(self.failed) == len(self.agents):
@@ -182,13 +183,13 @@ class AnalyzedTrace:
         return f"{', '.join(self.failed)} fail{'s' * (len(self.failed) == 1)}"
 
     def _window_words(self, window: Window) -> str:
-        """Return a text which says that the trace has more events than the window shows."""
+        """Return a text that says that the trace has more events than the window shows, or an empty text if it has not."""
         if window == (0, self.events - 1):
             return ""
         return f"Window: events {window[0]:,} to {window[1]:,}; the trace has {self.events:,}, counted from 0."
 
     def line_outside(self, window: Window) -> str:
-        """Return a text about agents whose part of the line is outside the window; empty if there are none."""
+        """Return a text about agents whose part of the recovery line is outside the window, or an empty text if there are none."""
         first, last = window
         before = [agent for agent in self.agents if self.line_position[agent] < (first if first else INITIAL)]
         after = [agent for agent in self.agents if last < self.line_position[agent] < self.events]
@@ -210,13 +211,14 @@ def _agents(count: int) -> str:
 
 
 DOMINO_EVENTS_MAX = 2_000
-"""Largest number of columns of the picture, which scrolls: more would make the browser slow."""
+"""Largest number of columns in the picture, which scrolls. More columns would make the browser slow."""
 
 STEP_MIN, STEP_MAX = 3, 10
-"""Smallest width of a column in pixels, for many and for few agents. Each agent then has an event about every thirty pixels."""
+"""Limits in pixels on the smallest width of a column, for many and for few agents. Each agent then has an event about every thirty
+pixels."""
 
 UNUSED_LEGEND = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
-"""Legend entries that a trace never contains; all others may appear."""
+"""Legend entries that never apply to a trace. All other entries may appear."""
 
 DOMINO_STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
 .controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 12px 0; }
@@ -252,15 +254,15 @@ DOMINO_TABLE = """<table>
 
 
 def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
-    """Return the page as the text of one HTML file.
+    """Return the page on the domino effect as the text of one HTML file.
 
     Args:
         trace: the execution.
-        protocol: show the execution that would have resulted under this protocol (`trace_analysis.redecide`). The protocol with which the
-            trace was recorded changes nothing.
+        protocol: protocol under which the execution is recomputed before it is shown (`trace_analysis.redecide`). The protocol with which
+            the trace was recorded changes nothing.
 
     Raises:
-        UsageError: the protocol does not exist.
+        UsageError: If the protocol does not exist.
     """
     if protocol is not None:
         trace, _ = redecide(trace, protocol)
@@ -284,12 +286,15 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
 
 
 def script() -> str:
-    """Return the script that runs in the page."""
+    """Return the source of the script that runs in the page."""
     return resources.files(__package__).joinpath("domino.js").read_text(encoding="utf-8")
 
 
 def _data(traced: AnalyzedTrace, scene: Scene, plot: Plot) -> dict[str, object]:
-    """Return the script's input; agents and messages are ordinals there, in the order of the trace and of sending."""
+    """Return the script's input.
+
+    In it, agents are numbered in the order of the trace, and messages in the order in which they were sent.
+    """
     messages = traced.arrows((0, traced.events - 1))
     ordinal = {agent: index for index, agent in enumerate(traced.agents)}
     sent = {message.message: index for index, message in enumerate(messages)}
@@ -311,6 +316,6 @@ def _data(traced: AnalyzedTrace, scene: Scene, plot: Plot) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    """Return JSON that is safe in a script element: plain ASCII that cannot close the element."""
+    """Return JSON that is safe in a script element, because it is plain ASCII that cannot close the element."""
     written = json.dumps(value, separators=(",", ":"))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,7 @@
-"""A bank of tokens: agents pass tokens to each other at random, and no token may ever be lost or created.
+"""A bank of tokens, whose agents pass tokens to each other at random. No token may ever be lost or created.
 
-It is the smallest fleet whose every consistent cut can be checked: the tokens in the agents and in transit have a constant sum. A lost,
-duplicated or invented message changes the sum.
+This is the smallest fleet in which every consistent cut can be checked, because the sum of the tokens in the agents and in transit is
+constant. A lost, duplicated or invented message changes the sum.
 
     snapline run snapline.examples.bank:fleet --hosts 2 --arg transfers=1000
 """
@@ -20,7 +20,11 @@ class Tokens(snapline.Message):
 
 
 class Account(msgspec.Struct):
-    """`transfers_left`: transfers that the agent still passes on before it keeps what it gets; below 0: no limit."""
+    """State of a teller.
+
+    `transfers_left` is the number of transfers that the teller still passes on before it keeps the tokens that it receives. A negative
+    value means no limit.
+    """
 
     others: list[str]
     balance: int
@@ -29,7 +33,7 @@ class Account(msgspec.Struct):
 
 
 class Teller(snapline.Agent):
-    """Answers each transfer with one to a random other agent."""
+    """An agent that answers each transfer with a transfer to another agent, chosen at random."""
 
     state: Account
 
@@ -59,7 +63,10 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`agents` with `tokens` each; `lines` transfers per agent are in transit at once; `period` 0 = no checkpoints."""
+    """Return a fleet of `agents` agents that each begin with `tokens` tokens.
+
+    Each agent keeps `lines` transfers in transit at the same time. If `period` is 0, there are no checkpoints.
+    """
     names = [f"teller-{index}" for index in range(int(agents))]
     return snapline.Fleet(
         "bank",

@@ -1,15 +1,17 @@
-"""Worst case of uncoordinated checkpointing: two agents whose checkpoints are never consistent with each other.
+"""Show the worst case of uncoordinated checkpointing, in which the checkpoints of two agents are never consistent with each other.
 
-A and B pass a counter back and forth. Each takes a checkpoint right after it has received the counter, and passes it on afterwards:
+A and B pass a counter back and forth. Each agent takes a checkpoint immediately after it has received the counter, and passes the counter
+on afterwards:
 
     A  ──[1]──o────────────[2]──o──        a checkpoint, then a send …
               \\           ^      \\
                v         /        v
     B  ─────────[1]─────o──────────[2]──   … a receive, then a checkpoint, then a send
 
-So every checkpoint of one agent has received what the other sent after its own last checkpoint. If one fails, its last checkpoint undoes a
-send, so the other must undo the receive, which undoes another send, and so on to the beginning (the domino effect, Randell 1975).
-Every checkpoint except the first is useless: it lies on a Z-cycle (Netzer and Xu 1995).
+So every checkpoint of one agent contains the receive of a message that the other agent sent after its own last checkpoint. If one agent
+fails, restoring its last checkpoint undoes a send. The other agent must then undo the receive, which undoes another send, and so on back to
+the beginning (the domino effect, Randell 1975). Every checkpoint except the first is useless, because it lies on a Z-cycle (Netzer and Xu
+1995).
 
 A communication-induced protocol (`protocol=hmnr`) detects this when the counter arrives, and forces a checkpoint before the receive.
 
@@ -22,17 +24,20 @@ import snapline
 
 
 class Counter(snapline.Message):
-    """The counter: how often it has been passed on."""
+    """The counter, which contains how often it has been passed on."""
 
     passed: int
 
 
 class PassOn(snapline.Message):
-    """A message to the agent itself: send the counter now."""
+    """A timer message with which the agent reminds itself to send the counter."""
 
 
 class Player(msgspec.Struct):
-    """`seen`: sum of all values of the counter received; `last`: the latest value; `passes`: value at which to stop."""
+    """State of one agent.
+
+    `seen` is the sum of all counter values received, `last` is the newest value, and `passes` is the value at which the agent stops.
+    """
 
     partner: str
     begins: bool
@@ -44,7 +49,7 @@ class Player(msgspec.Struct):
 
 
 class Domino(snapline.Agent):
-    """One agent of a pair."""
+    """One agent of a pair that passes a counter back and forth."""
 
     state: Player
 
@@ -67,7 +72,7 @@ class Domino(snapline.Agent):
         passed = self.state.last + 1
         ctx.send(self.state.partner, Counter(passed=passed))
         if passed >= self.state.passes:
-            ctx.checkpoint()  # last turn: without this checkpoint the recovery line would never reach the end
+            ctx.checkpoint()  # last turn: without this checkpoint, the recovery line would never reach the end
 
 
 def fleet(
@@ -77,9 +82,10 @@ def fleet(
     pause: str = "0.005",
     log_bytes_max: str = "1000000",
 ) -> snapline.Fleet:
-    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of that many seconds before each pass.
+    """Return a fleet of `pairs` pairs of agents. Each counter is passed on `passes` times, after a pause of `pause` seconds each time.
 
-    When logged messages exceed `log_bytes_max`, the fleet pauses for a moment: only then can the line advance here.
+    When the logged messages exceed `log_bytes_max` bytes, the fleet pauses for a moment. Only during such a pause can the recovery line
+    advance in this fleet.
     """
     agents = {}
     for pair in range(int(pairs)):

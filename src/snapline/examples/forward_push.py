@@ -1,57 +1,56 @@
-"""Personalised PageRank by forward push, in whole numbers, cut into shards that only exchange mass.
+"""Compute personalised PageRank by forward push, in integers. The work is divided into shards that exchange only mass.
 
-The problem. A walker starts at a seed, follows a random import with probability `damping` = 17/20 and stops where it is
-otherwise; at a module without imports it stops. The rank of a module is the probability that the walker stops there.
-One rank per module and seed; all seeds are computed at once, as the columns of one array.
+The problem. A walker starts at a seed. At each module it follows a random import with probability `damping` = 17/20, and stops otherwise.
+At a module without imports it always stops. The rank of a module is the probability that the walker stops at this module. There is one rank
+per module and seed. All seeds are computed at the same time, as the columns of one array.
 
 The method. The push operation of Andersen, Chung and Lang, "Local Graph Partitioning using PageRank Vectors" (FOCS
-2006), without their lazy walk. Each module holds a *rank* (mass that has stopped) and a *residual* (mass still to be
-worked on). A push takes a residual r away, adds the stopping part to the rank and sends the rest in equal shares along
-the imports. The linear relation *true rank = rank + sum over modules of residual times that module's own personalised
-rank* holds after each push, and mass in flight is simply residual that is somewhere else.
+2006), without their lazy walk. Each module has a *rank* (mass that has stopped) and a *residual* (mass that must still be pushed). A push
+takes away a residual r, adds the stopping part to the rank, and sends the rest in equal shares along the imports. The linear relation *true
+rank = rank + sum over modules of residual times that module's own personalised rank* holds after each push. Mass in transit is a residual
+that has not arrived yet.
 
-The order of the pushes. Any order leads to the same ranks, but not with the same work: shards that are close push stale
-crumbs to each other for as long as the bulk of the mass is late, and each crumb costs as much as a heap. So shards go
-in rounds, each with its neighbours only: the local synchroniser of Awerbuch, "Complexity of Network Synchronization"
-(J. ACM 32, 1985). Neighbours are shards with an import between them, in either direction. In round k (0, 1, …) a shard
-pushes all its residuals once and sends every neighbour the same number of messages, empty ones where no mass goes. It
-pushes in round k + 1 when it has all of its neighbours' messages of round k. No shard waits for the whole fleet, and two
-neighbours are never more than one round apart: what comes in belongs to the last round pushed, or is one round early
-and is kept apart. Channels are FIFO and reliable; a shard that stops permanently stops its neighbours.
+The order of the pushes. Every order leads to the same ranks, but the amount of work differs. While most of the mass is delayed, shards that
+are close to each other exchange tiny amounts, each of which costs as much as a large amount. So shards proceed in rounds, in which each
+shard is synchronized only with its neighbours. This is the local synchroniser of Awerbuch, "Complexity of Network Synchronization" (J. ACM
+32, 1985). Neighbours are shards with an import between them, in either direction. In round k (0, 1, …) a shard pushes all its residuals
+once, and sends every neighbour the same number of messages. Messages without mass are empty. The shard pushes in round k + 1 when it has
+received all of its neighbours' messages of round k. No shard waits for the whole fleet, and two neighbours are never more than one round
+apart. So a message that arrives belongs to the last round pushed, or is one round early and is stored separately. Channels must be FIFO and
+reliable. A shard that stops permanently also stops its neighbours.
 
-The work. Mass that has been pushed k times is at most 17/20 of what had been pushed k - 1 times. After
+The work. The mass that has been pushed k times is at most 17/20 of the mass that had been pushed k - 1 times. After
 
     rounds = the least k with (17/20)**k <= tolerance
 
-each seed's residuals together are at most `tolerance`, and the shards stop. Whatever the order of events,
+the sum of each seed's residuals is at most `tolerance`, and the shards stop. Whatever the order of events,
 
     pushes = shards * batches * rounds,
     messages = ordered pairs of neighbours * batches * (parts in each round, added up),
 
-exactly (`pushes_in_all`, `messages_in_all`). The ranks too are the same to the last unit, in every order of events and
-for every number of shards: a round's shares depend on the whole residuals of the round before, and on nothing else.
+exactly (`pushes_in_all`, `messages_in_all`). The ranks are also the same to the last unit for every order of events and every number of
+shards, because a round's shares depend only on the complete residuals of the previous round.
 
-Whole numbers. Each seed starts with UNIT = 2**52 units of mass. Each import gets floor(17 r / (20 d)) units, d imports
-in all, and what these shares leave of r stays as rank. So for every seed, at every consistent cut,
+Integers. Each seed starts with UNIT = 2**52 units of mass. Each of a module's d imports gets floor(17 r / (20 d)) units, and the remainder
+of r is added to the module's rank. So for every seed, at every consistent cut,
 
     mass in states (ranks + residuals) + mass in channels = UNIT, to the last unit.
 
-One lost, doubled or invented message breaks the equation.
+One lost, duplicated or invented message violates this equation.
 
-The error. Flooring keeps back less than one unit per import and push. `rounded` counts what was kept back, in
-twentieths of a unit. A unit that stops too early, or is still residual, can change each entry of its seed's column by
-at most one unit. So at the end, for each seed,
+The error. Rounding down retains less than one unit per import and push. `rounded` counts the retained mass in twentieths of a unit. A unit
+that stops too early, or is still residual, can change each entry of its seed's column by at most one unit. So at the end, for each seed,
 
     |rank / UNIT - true rank| <= (sum of residuals + sum of rounded / 20) / UNIT
 
-plus 2**-52 for reading it as a float.
+plus 2**-52 for the conversion to a float.
 
-The largest product is 20 UNIT < 2**57, and all seeds' mass is below 2**63 for up to 2,047 seeds: int64 never overflows.
+The largest product is 20 UNIT < 2**57, and the mass of all seeds is below 2**63 for up to 2,047 seeds. So int64 never overflows.
 
-Modules go to shards in turn (module i is row i // shards of shard i % shards). Neighbours in the alphabet import each
-other often; dealing them out makes the work even and the traffic heavy, which is what this example is for. The seeds
-are cut into batches that know nothing of each other's rounds. In the early rounds, which move nearly all of the mass,
-each message of a batch is cut into parts of a few seeds.
+Modules are assigned to shards in turn (module i is row i // shards of shard i % shards). Modules that are close in the alphabet often
+import each other. Distributing them over shards makes the work even and the traffic heavy, which is the purpose of this example. The seeds
+are divided into batches whose rounds are independent of each other. In the early rounds, which move nearly all of the mass, each message of
+a batch is divided into parts of a few seeds.
 """
 
 import bisect
@@ -70,39 +69,42 @@ if TYPE_CHECKING:
     Int64Array = npt.NDArray[np.int64]
     Int32Array = npt.NDArray[np.int32]
     FloatArray = npt.NDArray[np.float64]
-else:  # the parametrised form prints differently in each NumPy release, and the fields' types are part of a checkpoint
+else:  # checkpoints contain the names of field types, and NumPy releases print parametrised types differently
     Int64Array = Int32Array = FloatArray = np.ndarray
 
 UNIT = 2**52
-"""Mass of one seed. The largest power of two that a float64 still counts in single units, with room for products."""
+"""Number of units of mass per seed. A float64 represents every integer up to this power of two exactly, and products of it do not
+overflow."""
 
 DAMPING_TWENTIETHS = 17
-"""Damping 0.85 in twentieths."""
+"""The damping, 0.85, in twentieths."""
 
 SEEDS_MAX = 2047
-"""Largest number of seeds: all mass together must stay below 2**63."""
+"""Largest number of seeds, because the mass of all seeds together must stay below 2**63."""
 
 ROUNDS_MAX = 222
-"""Largest number of rounds: after these less than one unit of a seed's mass could be left, and more would do nothing."""
+"""Largest number of rounds. After these rounds, less than one unit of a seed's mass could be residual, so more rounds would have no
+effect."""
 
 EARLY_ROUNDS = 16
-"""Number of rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
+"""Number of rounds whose messages are divided into parts. At most 0.85**16 = 7 % of the mass is left for the later rounds."""
 
 EARLY_PAUSES = 4
-"""Minimum duration of an early round, in durations of a later one: mass should be visible in transit on a fast machine too."""
+"""Ratio of the minimum duration of an early round to that of a later round. Early rounds are longer so that mass in transit is also visible
+on a fast machine."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Problem definition: the graph as rows of targets, the seeds, and how the work is cut.
+    """Definition of the problem: the graph as rows of targets, the seeds, and the division of the work.
 
     Attributes:
-        imports: for each module, the modules it imports.
-        seeds: modules where walkers start; may contain duplicates.
+        imports: for each module, the modules that it imports.
+        seeds: modules at which walkers start. The seeds may contain duplicates.
         shards: number of shards.
-        batch: number of seeds whose mass travels together; the last batch may be smaller.
-        rounds: number of pushes of each residual.
+        batch: number of seeds whose mass is sent together. The last batch may be smaller.
+        rounds: number of rounds.
         part: number of seeds per message in the early rounds.
-        seconds: shortest total time of all rounds, spread over them by `pause_s`; 0 for no pauses.
+        seconds: shortest total time of all rounds, which `pause_s` spreads over the rounds. If 0, there are no pauses.
     """
 
     imports: list[list[int]]
@@ -127,21 +129,22 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ShardState(msgspec.Struct):
-    """One shard: m modules, n seeds, t modules that its modules import (anywhere).
+    """State of one shard. The shard has m modules and n seeds, and its modules import t modules in any shard.
 
     Attributes:
         shard, shards, batch, rounds, part, seconds: copied from the problem.
-        rank, residual: (m, n) units that have stopped, and that the next push takes.
-        early: (m, n) units that only the push after it takes.
-        rounded: (n,) twentieths of units kept back by flooring, so far.
-        pushed: per batch: rounds pushed so far; the next push is that of round `pushed`.
-        arrived, arrived_early: per batch: messages of round `pushed - 1`, and of round `pushed`.
-        is_due: per batch: the pause after the last push is over.
-        outdegree: (m, 1) imports of each module.
-        edge_rows: the importing row of each import, ordered by the imported module's shard and row.
-        target_starts: (t,) where in `edge_rows` each imported module's imports begin.
-        target_rows: (t,) the imported modules' rows in their own shards.
-        peers, peer_starts: this shard and its neighbours, and where in `target_rows` each one's begin; the end follows.
+        rank, residual: (m, n) units that have stopped, and units that the next push takes.
+        early: (m, n) units that arrived one round early, which only the push after the next takes.
+        rounded: (n,) twentieths of units that rounding down has retained so far.
+        pushed: per batch, the number of rounds pushed so far. The next push belongs to round `pushed`.
+        arrived, arrived_early: per batch, the numbers of messages that have arrived from round `pushed - 1`, and from round `pushed`.
+        is_due: per batch, whether the pause after the last push has ended.
+        outdegree: (m, 1) number of imports of each module.
+        edge_rows: row of the importing module for each import, ordered by the imported module's shard and row.
+        target_starts: (t,) index in `edge_rows` at which the imports of each imported module begin.
+        target_rows: (t,) row of each imported module in its own shard.
+        peers, peer_starts: this shard and its neighbours, and the index in `target_rows` at which each one's rows begin, followed by the
+            end.
     """
 
     shard: int
@@ -167,7 +170,7 @@ class ShardState(msgspec.Struct):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Mass for one shard: distinct rows (k,), and the units for each row and for each seed from `column` on (k, part)."""
+    """Mass for one shard. The flow has distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
 
     shard: int
     round: int
@@ -177,10 +180,10 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 def rounds_for(tolerance: float) -> int:
-    """Return the number of rounds after which at most this fraction of a seed's mass is residual.
+    """Return the smallest number of rounds after which at most the fraction `tolerance` of a seed's mass is residual.
 
     Raises:
-        UsageError: the tolerance is not between one unit and all of the mass.
+        UsageError: If `tolerance` is not between one unit and the whole mass of a seed.
     """
     if not 1 / UNIT <= tolerance <= 1:
         raise UsageError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
@@ -188,12 +191,15 @@ def rounds_for(tolerance: float) -> int:
 
 
 def choose_seeds(imports: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """Return the modules with most imports, ties in order; all modules if there are fewer than `count`."""
+    """Return the `count` modules that have the most imports, or all modules if there are fewer.
+
+    Modules with equally many imports stay in order.
+    """
     return tuple(sorted(range(len(imports)), key=lambda module: (-len(imports[module]), module))[:count])
 
 
 def build_shard(problem: Problem, shard: int) -> ShardState:
-    """Return the shard before the first push: each seed's mass lies on the seed's module."""
+    """Return the state of a shard before the first push, when each seed's mass is the residual of the seed's module."""
     modules = range(shard, len(problem.imports), problem.shards)
     edges = sorted(
         (target % problem.shards, target // problem.shards, row)
@@ -233,7 +239,7 @@ def build_shard(problem: Problem, shard: int) -> ShardState:
 
 
 def neighbours_of(problem: Problem, shard: int) -> set[int]:
-    """Return the other shards that import from this one, or from which it imports."""
+    """Return the other shards that import from this shard or from which this shard imports."""
     found = set()
     for module, targets in enumerate(problem.imports):
         source = module % problem.shards
@@ -246,10 +252,10 @@ def neighbours_of(problem: Problem, shard: int) -> set[int]:
 
 
 def check_flow(state: ShardState, flow: Flow) -> None:
-    """Reject a flow that `receive` could not add completely, before the state is changed.
+    """Reject a flow that `receive` could not add completely. Call this before the state is changed.
 
     Raises:
-        ValueError: column, round, rows or amounts do not fit this shard.
+        ValueError: If the column, round, rows or amounts of the flow do not fit this shard.
     """
     if not 0 <= flow.column < len(state.rounded):
         raise ValueError(f"column {flow.column} of {len(state.rounded)}")
@@ -267,7 +273,7 @@ def check_flow(state: ShardState, flow: Flow) -> None:
 
 
 def receive(state: ShardState, flow: Flow) -> None:
-    """Take mass from a neighbour. The rows must be distinct."""
+    """Add mass from a neighbour to the state. The rows of the flow must be distinct."""
     batch = batch_of(state, flow.column)
     is_early = flow.round == state.pushed[batch]
     (state.arrived_early if is_early else state.arrived)[batch] += 1
@@ -277,12 +283,15 @@ def receive(state: ShardState, flow: Flow) -> None:
 
 
 def is_settled(state: ShardState, batch: int) -> bool:
-    """Return whether all rounds of this batch are pushed; its mass may still be in transit."""
+    """Return whether the shard has pushed all rounds of this batch. Mass of the batch may still be in transit."""
     return state.pushed[batch] == state.rounds
 
 
 def is_ready(state: ShardState, batch: int) -> bool:
-    """Return whether the next push may be done: its pause is over, and all of the last round's mass is here."""
+    """Return whether the next push may be done.
+
+    The pause before the push must have ended, and all mass of the last round must have arrived.
+    """
     pushed = state.pushed[batch]
     if not state.is_due[batch] or pushed == state.rounds:
         return False
@@ -290,9 +299,9 @@ def is_ready(state: ShardState, batch: int) -> bool:
 
 
 def push(state: ShardState, batch: int) -> list[Flow]:
-    """Push each of the batch's residuals once; call it only if `is_ready`.
+    """Push each residual of the batch once. Call this only if `is_ready` returns True.
 
-    Return the mass for the neighbours; mass that stays in this shard is already added to its residuals.
+    Return the mass for the neighbours. Mass that stays in this shard is added to its residuals.
     """
     columns = _columns(state, batch)
     moved = state.residual[:, columns].copy()
@@ -300,7 +309,7 @@ def push(state: ShardState, batch: int) -> list[Flow]:
     share: Int64Array = moved * (DAMPING_TWENTIETHS * has_imports) // np.maximum(20 * state.outdegree, 1)
     kept = moved - share * state.outdegree
     state.rank[:, columns] += kept
-    # What a module with imports keeps beyond 3/20 is rounding. A module without imports correctly keeps everything.
+    # The mass beyond 3/20 that a module with imports retains is due to rounding. A module without imports correctly retains everything.
     state.rounded[columns] += ((20 * kept - (20 - DAMPING_TWENTIETHS) * moved) * has_imports).sum(axis=0)
     state.residual[:, columns] = state.early[:, columns]
     state.early[:, columns] = 0
@@ -312,7 +321,7 @@ def push(state: ShardState, batch: int) -> list[Flow]:
 
 
 def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
-    """Add up the shares per imported module. Modules of this shard get them at once; the rest is cut into messages."""
+    """Add up the shares of each imported module. Add the shares of this shard's modules immediately, and divide the rest into messages."""
     first_column, this_round = batch * state.batch, state.pushed[batch]
     amounts: Int64Array = share[:0]
     if len(state.target_rows):
@@ -334,7 +343,7 @@ def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
 
 
 def pause_s(state: ShardState, batch: int) -> float:
-    """Return the shortest time from the last push to the next, in seconds. All pauses of a batch add up to `seconds`."""
+    """Return the shortest time in seconds between the last push and the next push. The sum of all pauses of a batch is `seconds`."""
     early_rounds = min(state.rounds, EARLY_ROUNDS)
     pauses = EARLY_PAUSES * early_rounds + state.rounds - early_rounds
     return state.seconds / pauses * (EARLY_PAUSES if state.pushed[batch] <= EARLY_ROUNDS else 1)
@@ -346,12 +355,12 @@ def batches_of(state: ShardState) -> range:
 
 
 def batch_of(state: ShardState, column: int) -> int:
-    """Return the batch of a seed."""
+    """Return the number of the batch to which a seed belongs."""
     return column // state.batch
 
 
 def pushes_in_all(problem: Problem) -> int:
-    """Return the total number of turns that push."""
+    """Return the total number of pushes, over all shards, batches and rounds."""
     return problem.shards * -(-len(problem.seeds) // problem.batch) * problem.rounds
 
 
@@ -367,7 +376,7 @@ def _columns(state: ShardState, batch: int) -> slice:
 
 
 def _parts(state: ShardState, batch: int, this_round: int) -> list[slice]:
-    """Return the seeds of each message to one neighbour in a round."""
+    """Return the columns of the seeds in each message to one neighbour in a round."""
     columns = _columns(state, batch)
     if this_round >= EARLY_ROUNDS:
         return [columns]
@@ -382,20 +391,20 @@ def _parts_in_all(state: ShardState, batch: int) -> int:
 
 
 def units_in_states(states: Iterable[ShardState]) -> Int64Array:
-    """Return the units per seed in these shards."""
+    """Return the number of units per seed in these shards."""
     totals = [state.rank.sum(axis=0) + residuals_of(state) for state in states]
     total: Int64Array = np.sum(totals, axis=0, dtype=np.int64)
     return total
 
 
 def residuals_of(state: ShardState) -> Int64Array:
-    """Return the units per seed that this shard has still to push."""
+    """Return the number of units per seed that this shard must still push."""
     total: Int64Array = state.residual.sum(axis=0) + state.early.sum(axis=0)
     return total
 
 
 def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> Int64Array:
-    """Return the units per seed in these messages, given as pairs of first column and amounts."""
+    """Return the number of units per seed in these messages. Each message is given as its first column and its amounts."""
     total = np.zeros(seeds, dtype=np.int64)
     for column, amounts in flows:
         total[column : column + amounts.shape[1]] += amounts.sum(axis=0)
@@ -403,7 +412,7 @@ def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> In
 
 
 def gather(states: Iterable[ShardState]) -> Int64Array:
-    """Return the shards' ranks as one (modules, seeds) array of units."""
+    """Return the ranks of all shards as one (modules, seeds) array of units."""
     ordered = sorted(states, key=lambda state: state.shard)
     ranks = np.empty((sum(len(state.rank) for state in ordered), ordered[0].rank.shape[1]), dtype=np.int64)
     for state in ordered:
@@ -412,7 +421,7 @@ def gather(states: Iterable[ShardState]) -> Int64Array:
 
 
 def error_bound(states: Iterable[ShardState]) -> float:
-    """Return the largest possible difference of an entry of `gather(states) / UNIT` from the true rank, with empty channels."""
+    """Return the largest possible difference between an entry of `gather(states) / UNIT` and the true rank. The channels must be empty."""
     ordered = list(states)
     left = np.sum([residuals_of(state) for state in ordered], axis=0)
     rounded = np.sum([state.rounded for state in ordered], axis=0)

@@ -1,4 +1,4 @@
-"""Two agents hit a ball to each other a thousand times."""
+"""Two agents hit a ball back and forth a thousand times."""
 
 import msgspec
 

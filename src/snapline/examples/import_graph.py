@@ -1,18 +1,18 @@
-"""Imports in a tree of Python modules, read from source with `ast`; nothing is executed.
+"""Read the imports in a tree of Python modules from their source with `ast`. No module is executed.
 
-Rules, for module names known in the tree (everything else, such as `sys` or an installed package, is outside):
+The following rules apply to module names in the tree. All other modules, such as `sys` or an installed package, are outside:
 
-- `import a.b` reaches `a.b` and its package `a`.
-- `from a import b` reaches `a.b` if that is a module, else `a`; `from a import *` reaches `a`.
-- Relative imports are resolved against the importing module's package; one that climbs out of the tree reaches nothing.
-- An import counts wherever it is: in a function, under `if TYPE_CHECKING:`, in a `try:`.
-- A module does not import itself: `from . import name` in a package's own `__init__` is no edge.
+- `import a.b` imports `a.b` and its package `a`.
+- `from a import b` reaches `a.b` if `a.b` is a module, otherwise `a`. `from a import *` reaches `a`.
+- Relative imports are resolved against the importing module's package. A relative import that leads out of the tree reaches nothing.
+- An import counts wherever it occurs, for example in a function, under `if TYPE_CHECKING:` or in a `try:`.
+- A module does not import itself, so `from . import name` in a package's own `__init__` creates no edge.
 
-A file that does not parse is still a module, since others may import it, but one without imports; `unparsed` counts it.
-The order is that of the sorted dotted names, so two hosts that read the same tree build the same graph.
+A file that cannot be parsed is still a module, because other modules may import it, but it has no imports. `unparsed` lists such files.
+Modules are ordered by their dotted names, so two hosts that read the same tree build the same graph.
 
-Reading the standard library takes two to four seconds, and every host process needs the graph. So the program that starts a
-fleet reads the tree once, writes the graph with `write_graph`, and passes the file on (`--arg graph=FILE`):
+Reading the standard library takes two to four seconds, and every host process needs the graph. So the program that starts a fleet reads the
+tree once, writes the graph with `write_graph`, and passes the file to the hosts (`--arg graph=FILE`):
 
     python -m snapline.examples.import_graph --out graph.json
 """
@@ -30,11 +30,12 @@ import msgspec
 from snapline.errors import UsageError
 
 STANDARD_LIBRARY_LEFT_OUT = ("test",)
-"""Packages that are skipped: CPython's own tests are nearly half of the files, imported by no module, and not installed everywhere."""
+"""Packages that are skipped. CPython's own tests are nearly half of the files, but no module imports them, and they are not installed
+everywhere."""
 
 
 class ImportGraph(msgspec.Struct, frozen=True):
-    """Modules in sorted order; `imports[i]` holds the sorted positions of the modules that module i imports."""
+    """The modules of a tree, sorted, and their imports. `imports[i]` contains the sorted positions of the modules that module i imports."""
 
     modules: list[str]
     imports: list[list[int]]
@@ -50,17 +51,17 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 def standard_library() -> Path:
-    """Return the standard library folder of the running interpreter, even inside a virtual environment."""
+    """Return the standard library folder of the running interpreter, even if it runs in a virtual environment."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
-    """Return the import graph of the tree at `source`, or of the standard library without its tests.
+    """Return the import graph of the tree at `source`. If `source` is None, return that of the standard library without its tests.
 
-    `source` is a directory as it would be on `sys.path`: its files are top-level modules.
+    `source` is a directory as it could be listed in `sys.path`, so the files in it are top-level modules.
 
     Raises:
-        UsageError: there is no Python module at `source`.
+        UsageError: If there is no Python module at `source`.
     """
     root = standard_library() if source is None else Path(source)
     files = _find_modules(root, left_out=STANDARD_LIBRARY_LEFT_OUT if source is None else ())
@@ -80,15 +81,15 @@ def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
 
 
 def write_graph(graph: ImportGraph, path: str | os.PathLike[str]) -> None:
-    """Write the graph as JSON. The same graph gives the same bytes."""
+    """Write the graph as JSON. The same graph always gives the same bytes."""
     Path(path).write_bytes(msgspec.json.encode(graph))
 
 
 def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
-    """Read a file that `write_graph` wrote.
+    """Read a graph from a file that `write_graph` has written.
 
     Raises:
-        UsageError: the file is missing or holds no import graph.
+        UsageError: If the file is missing or does not contain a valid import graph.
     """
     try:
         graph = msgspec.json.decode(Path(path).read_bytes(), type=ImportGraph)
@@ -101,8 +102,10 @@ def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
 
 
 def _find_modules(root: Path, *, left_out: Collection[str]) -> dict[str, _Module]:
-    """Return every module under `root` by dotted name. Names that an import statement cannot contain are skipped, which also
-    excludes site-packages, lib-dynload and the like."""
+    """Return every module under `root` by dotted name.
+
+    Names that an import statement cannot contain are skipped, which also excludes folders such as site-packages and lib-dynload.
+    """
     files: dict[str, _Module] = {}
     for folder, subfolders, names in os.walk(root):
         parts = Path(folder).relative_to(root).parts
@@ -112,16 +115,18 @@ def _find_modules(root: Path, *, left_out: Collection[str]) -> dict[str, _Module
             if suffix != ".py" or not stem.isidentifier():
                 continue
             dotted = parts if stem == "__init__" else (*parts, stem)
-            # A package hides a module of the same name, as in Python's own search.
+            # A package hides a module of the same name, as in Python's import system.
             if dotted and (stem == "__init__" or ".".join(dotted) not in files):
                 files[".".join(dotted)] = _Module(path=Path(folder, name), is_package=stem == "__init__")
     return files
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree, or None if this interpreter cannot parse the file (Python 2, bad encodings, null bytes)."""
+    """Return the syntax tree, or None if this interpreter cannot parse the file (Python 2, invalid encodings, null bytes)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in string literals of the parsed files
+        warnings.simplefilter(
+            "ignore"
+        )  # suppresses warnings about invalid escapes in string literals of the parsed files
         try:
             return ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError, OSError):
@@ -144,7 +149,7 @@ def _reached(tree: ast.Module, name: str, *, is_package: bool, known: Collection
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield all statements at any depth. Skipping expressions, which contain no imports, takes a fifth of the time of `ast.walk`."""
+    """Yield all statements at any depth. Expressions contain no imports, and skipping them takes only a fifth of the time of `ast.walk`."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -152,7 +157,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
             yield node
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, field, None)
-            if isinstance(inner, list):  # in a lambda or a conditional expression `body` is one expression
+            if isinstance(inner, list):  # in a lambda or a conditional expression, `body` is a single expression
                 pending.extend(inner)
 
 
@@ -162,7 +167,7 @@ def _prefixes(dotted: str) -> Iterator[str]:
 
 
 def _resolve(statement: ast.ImportFrom, package: str) -> str:
-    """Return the absolute name between `from` and `import`; "" if it is outside of the tree."""
+    """Return the absolute name between `from` and `import`, or "" if the name leads out of the tree."""
     if not statement.level:
         return statement.module or ""
     parts = package.split(".") if package else []
@@ -171,7 +176,7 @@ def _resolve(statement: ast.ImportFrom, package: str) -> str:
 
 
 def main() -> None:
-    """Read a tree and print its size; with `--out` also write the graph."""
+    """Read a tree and print its size. With `--out`, also write the graph."""
     parser = argparse.ArgumentParser(description="Read the import graph of a tree of Python modules.")
     parser.add_argument("--source", help="directory to read; the standard library if not given")
     parser.add_argument("--out", help="file to write the graph to, as JSON")

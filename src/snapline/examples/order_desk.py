@@ -1,9 +1,12 @@
-"""An order desk: requests arrive over HTTP; the stock is reserved, the customer pays, and the ledger books, or the order has no effect at all.
+"""An order desk that receives requests over HTTP.
+
+Either the articles are reserved, the customer pays and the ledger books the payment, or the order has no effect.
 
     request → desk: reserve in the stock (a call) → pay (an effect) → book in the ledger (a call) → answer
 
-The payment service refuses some payments, and the ledger some bookings. Then the payment is refunded (a saga), the reservation is released, and
-the answer contains the reason. Despite crashes each answered request has exactly one answer, and the books balance in every snapshot.
+The payment service refuses some payments, and the ledger refuses some bookings. In these cases the payment is refunded (a saga), the
+reservation is released, and the answer contains the reason. Despite crashes, each answered request has exactly one answer, and the books
+balance in every snapshot.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401
@@ -24,16 +27,17 @@ PRICES = {"lamp": 19, "chair": 33, "pen": 2}
 DESKS = 4
 
 CREDIT_MOST = 70
-"""Largest order that the ledger books; the payment service accepts payments up to 100."""
+"""Largest amount that the ledger books. The payment service accepts payments up to 100."""
 
 CALL_S = 600.0
-"""Time-out of a call, longer than any recovery, so that a late answer is not taken for a missing one."""
+"""Timeout of a call in seconds. The timeout is longer than any recovery, so that a late answer is not mistaken for a missing answer."""
 
 PAY_S = 2.0
-"""Time limit of a request to the service; if a crash interrupts a request, the service is queried for its outcome after this time."""
+"""Time limit in seconds for a request to the payment service. If a crash interrupts a request, the service is queried for the request's
+outcome after this time."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before the service is called again: it may be starting."""
+"""Waiting times in seconds before the service is called again, because it may be starting."""
 
 
 class Order(snapline.Message):
@@ -43,7 +47,7 @@ class Order(snapline.Message):
 
 
 class Confirmed(snapline.Message):
-    """`receipt`: number of the service's entry."""
+    """A positive answer. `receipt` is the number of the entry in the payment service's ledger."""
 
     id: str
     amount: int
@@ -87,7 +91,11 @@ class Booked(snapline.Message):
 
 
 class Requests(msgspec.Struct):
-    """`confirmed`: order → amount; `refused`: order → reason. `handled`: each order once."""
+    """State of a desk.
+
+    `confirmed` contains the amount of each confirmed order, and `refused` the reason for each refused order. `handled` contains each order
+    once.
+    """
 
     service: str
     handled: list[str] = []
@@ -101,7 +109,10 @@ class Lot(msgspec.Struct, frozen=True):
 
 
 class Shelves(msgspec.Struct):
-    """`on_hand`: article → number available; `reserved` and `sold`: order → articles."""
+    """State of the stock.
+
+    `on_hand` contains the available number of each article. `reserved` and `sold` contain the articles of each order.
+    """
 
     on_hand: dict[str, int]
     reserved: dict[str, Lot] = {}
@@ -114,11 +125,11 @@ class Accounts(msgspec.Struct):
 
 
 class NoOrderError(Exception):
-    """An order that cannot be fulfilled; its effects are compensated."""
+    """An order cannot be fulfilled, so its effects are compensated."""
 
 
 class Desk(snapline.Agent):
-    """Handles orders, one after the other."""
+    """An agent that handles orders one after another."""
 
     state: Requests
 
@@ -161,7 +172,7 @@ class Desk(snapline.Agent):
 
 
 class Stock(snapline.Agent):
-    """Manages the articles on hand."""
+    """An agent that manages the articles in stock."""
 
     state: Shelves
 
@@ -184,7 +195,7 @@ class Stock(snapline.Agent):
 
 
 class Ledger(snapline.Agent):
-    """Books the income."""
+    """An agent that books the income."""
 
     state: Accounts
 
@@ -198,7 +209,7 @@ class Ledger(snapline.Agent):
 
 
 def imbalances(cut: snapline.Cut, stocked: int) -> Iterator[str]:
-    """Yield each imbalance in a cut of a fleet that began with `stocked` of each article; a correct fleet has none."""
+    """Describe each imbalance in a cut of a fleet that began with `stocked` items of each article. A correct fleet has no imbalance."""
     desks = [state for state in cut.states.values() if isinstance(state, Requests)]
     shelves, accounts = cut.states.get("stock"), cut.states.get("ledger")
     if not isinstance(shelves, Shelves) or not isinstance(accounts, Accounts):
@@ -224,7 +235,7 @@ def imbalances(cut: snapline.Cut, stocked: int) -> Iterator[str]:
 def fleet(
     service: str = "", stocked: str = "1000", period: str = "0.2", protocol: str = "chandy-lamport"
 ) -> snapline.Fleet:
-    """`service`: URL of the payment service. `stocked`: initial number of each article."""
+    """Return the fleet. `service` is the URL of the payment service, and `stocked` is the initial number of items of each article."""
     agents: dict[str, snapline.Agent] = {f"desk-{number}": Desk(Requests(service)) for number in range(DESKS)}
     agents |= {"stock": Stock(Shelves(dict.fromkeys(PRICES, int(stocked)))), "ledger": Ledger(Accounts())}
     return snapline.Fleet(

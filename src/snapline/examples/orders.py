@@ -1,9 +1,9 @@
-"""Orders: a planner, a ledger, workers that request prices, and short-lived receipts. Money is neither lost nor created.
+"""Handle orders with a planner, a ledger, workers that request prices, and short-lived receipts. Money is neither lost nor created.
 
-The ledger gives an order's money to a worker. The worker requests the price, keeps it, returns the change, and spawns a receipt agent with
-the fee; the receipt brings the fee to the ledger and stops. Some orders can never be handled, and end as dead letters with their money.
-Workers sometimes fail and retry. So in every consistent cut balances, tills, receipts, dead letters and money in transit add up to the
-customers' initial money. At the end each order is done, refused or dead-lettered, exactly once.
+The ledger gives an order's money to a worker. The worker requests the price, keeps that amount, returns the change, and spawns a receipt
+agent with the fee. The receipt agent sends the fee to the ledger and stops. Some orders can never be handled, and end as dead letters that
+contain their money. Workers sometimes fail and retry. In every consistent cut, the balances, tills, receipts, dead letters and money in
+transit must add up to the customers' initial money. In the end, each order is done, refused or dead-lettered exactly once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
 """
@@ -19,22 +19,22 @@ import snapline
 CUSTOMERS, FEE = 16, 1
 
 TICK_ORDERS = 4
-"""Number of orders planned at once."""
+"""Number of orders that the planner sends at each tick."""
 
 POISON_EVERY, POISON = 29, 13
 """Every 29th order, from number 13 on, always fails."""
 
 SLOW_EVERY = 7
-"""Interval of orders whose price must be requested three times."""
+"""Every order whose number is a multiple of this must have its price requested three times."""
 
 FAILS = 0.1
-"""Probability that the price service does not answer."""
+"""Probability that the price service does not answer a request."""
 
 PRINT_S = 0.05
 
 
 class Tick(snapline.Message):
-    """A timer message of the agent to itself."""
+    """A timer message that an agent sends to itself."""
 
 
 class Order(snapline.Message):
@@ -71,14 +71,14 @@ class Done(snapline.Message):
 
 
 class Entry(snapline.Message, frozen=True):
-    """One entry of the ledger's book: an order's money left, or its change was returned."""
+    """One entry in the ledger's book. An entry records that an order's money was paid out, or that the order's change was returned."""
 
     id: int
     amount: int
 
 
 class Plan(msgspec.Struct):
-    """`done`: order → how often it was reported done. `pause_s`: time between two ticks."""
+    """State of the planner. `done` counts how often each order was reported done. `pause_s` is the time in seconds between two ticks."""
 
     orders: int
     pause_s: float
@@ -95,7 +95,7 @@ class Accounts(msgspec.Struct):
 
 
 class Till(msgspec.Struct):
-    """`wait_s`: response time of the price service on real hosts."""
+    """State of a worker. `wait_s` is the response time of the price service in seconds on real hosts."""
 
     wait_s: float
     money: int = 0
@@ -108,7 +108,7 @@ class Paper(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """Sends orders, a few at each tick, and receives their outcomes."""
+    """An agent that sends a few orders at each tick and receives their outcomes."""
 
     state: Plan
 
@@ -135,7 +135,7 @@ class Planner(snapline.Agent):
 
 
 class Ledger(snapline.Agent):
-    """Holds the customers' money."""
+    """An agent that holds the customers' money."""
 
     state: Accounts
 
@@ -163,7 +163,7 @@ class Ledger(snapline.Agent):
 
 
 class Worker(snapline.Agent):
-    """Handles orders. A failed turn is undone and retried, so often that only impossible orders become dead letters."""
+    """An agent that handles orders. A failed turn is undone and retried so often that only impossible orders become dead letters."""
 
     retries: ClassVar[int] = 5
     state: Till
@@ -190,7 +190,7 @@ class Worker(snapline.Agent):
 
 
 class Printer(snapline.Agent):
-    """A receipt: brings its fee to the ledger and stops."""
+    """An agent that represents a receipt. The agent sends its fee to the ledger and stops."""
 
     state: Paper
 
@@ -205,17 +205,17 @@ class Printer(snapline.Agent):
 
 
 def start_of(orders: int) -> int:
-    """Return each customer's initial balance, slightly too little for that many orders."""
+    """Return each customer's initial balance, which is slightly too small for this number of orders."""
     return 100 + 40 * orders // CUSTOMERS
 
 
 def customer_of(order: int) -> int:
-    """Return the customer of an order."""
+    """Return the number of the customer who places an order."""
     return order * 7919 % CUSTOMERS
 
 
 def amount_of(order: int) -> int:
-    """Return the most that the customer pays."""
+    """Return the largest amount that the customer pays for an order."""
     return 10 + order * 37 % 90
 
 
@@ -225,7 +225,7 @@ def is_poison(order: int) -> bool:
 
 
 def price_of(order: int, amount: int, wait_s: float) -> int:
-    """Return the price service's answer, after a delay."""
+    """Return the price that the price service answers, after a delay of `wait_s` seconds."""
     if wait_s:
         time.sleep(wait_s)
     return amount - order % 5
@@ -239,7 +239,10 @@ def fleet(
     wait: str = "0",
     period: str = "0.3",
 ) -> snapline.Fleet:
-    """`pause`: seconds between two ticks of the planner. `wait`: seconds that the price service takes."""
+    """Return the fleet.
+
+    `pause` is the time in seconds between two ticks of the planner. `wait` is the response time of the price service in seconds.
+    """
     ledger = Accounts([start_of(int(orders))] * CUSTOMERS, snapline.History[Entry](), int(workers))
     agents: dict[str, snapline.Agent] = {"planner": Planner(Plan(int(orders), float(pause))), "ledger": Ledger(ledger)}
     agents |= {f"worker-{index}": Worker(Till(float(wait))) for index in range(int(workers))}

@@ -1,24 +1,25 @@
-"""The most important modules of a library: PageRank over its import graph, computed by a fleet of agents.
+"""Find the most important modules of a library, by computing PageRank over its import graph with a fleet of agents.
 
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
-The graph is that of the running interpreter's standard library unless `graph` or `source` is given (`import_graph`). The method, the exact
-accounting and the error bound are in `forward_push`. This module contains the agents, and what can be read from a cut: the account of its
-mass, the result, and its difference to the sequential result.
+By default the graph is that of the running interpreter's standard library. `graph` or `source` selects another graph (`import_graph`).
+`forward_push` explains the method, the exact accounting and the error bound. This module contains the agents, and functions that evaluate a
+cut: they count its mass, and compute the result and its difference from the sequential result.
 
-Each agent holds one shard. It pushes a batch of seeds when its timer has fired and all mass of the previous round has arrived from its
-neighbours. An agent communicates only with its neighbours, and there is no barrier: thousands of messages are in transit, of two rounds and
-of every batch. Their total number is known in advance.
+Each agent has one shard. It pushes a batch of seeds when the batch's timer has fired and all mass of the previous round has arrived from
+its neighbours. An agent communicates only with its neighbours, and there is no global barrier. So thousands of messages are in transit,
+from all batches and from different rounds. The total number of messages is known in advance.
 
-The timers set a minimum run time (`seconds`), so that there is something to see, and to kill, on a fast machine too. On a machine that needs
-longer for the work, the timers cause no wait.
+The timers ensure a minimum run time (`seconds`), so that there is time to watch the fleet, and to kill hosts, even on a fast machine. On a
+machine that needs longer for the work, the timers cause no delay.
 
-`personalised_pagerank` computes personalised PageRank in one process, as a reference for the fleet's result. It shares no step with `forward_push`: float64 instead of integers, one seed after the other, all modules in every step. It iterates
-x = e + damping P' x (Jacobi), where e is the seed and P' moves the mass of a module to its imports in equal shares. x is the expected number of
-visits. A walker stops with probability 1 - damping at a module with imports, and with probability 1 at a module without.
+`personalised_pagerank` computes personalised PageRank in one process, as a reference for the fleet's result. It differs from `forward_push`
+in all steps: it uses float64 instead of integers, and computes one seed after the other, with all modules in each step. It iterates x = e +
+damping P' x (Jacobi), where e is the seed, and P' moves a module's mass to its imports in equal shares. x is the expected number of visits.
+A walker stops with probability 1 - damping at a module with imports, and with probability 1 at a module without imports.
 
-After k steps the sum of the differences is at most damping**k / (1 - damping): below 3e-15 for the 220 steps taken.
-With the rounding of float64 the result is accurate to 1e-13.
+After k steps the sum of the errors is at most damping**k / (1 - damping), which is below 3e-15 for the 220 steps taken. Including the
+rounding errors of float64, the result is accurate to 1e-13.
 """
 
 import functools
@@ -62,7 +63,7 @@ ACCURACY = 1e-13
 
 
 def personalised_pagerank(imports: Sequence[Sequence[int]], seeds: Sequence[int]) -> FloatArray:
-    """Return the ranks as (modules, seeds). `imports[i]` holds the modules that module i imports."""
+    """Return the ranks with shape (modules, seeds). `imports[i]` contains the modules that module i imports."""
     count = len(imports)
     sources = np.array([module for module, targets in enumerate(imports) for _ in targets], dtype=np.intp)
     targets = np.array([target for row in imports for target in row], dtype=np.intp)
@@ -73,7 +74,7 @@ def personalised_pagerank(imports: Sequence[Sequence[int]], seeds: Sequence[int]
     for column, seed in enumerate(seeds):
         visits = np.zeros(count)
         for _ in range(STEPS):
-            # Without imports, bincount returns integers.
+            # If there are no imports, bincount returns integers.
             visits = np.bincount(targets, weights=(visits * passed_on)[sources], minlength=count).astype(np.float64)
             visits[seed] += 1.0
         ranks[:, column] = visits * stopping
@@ -84,7 +85,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Mass(snapline.Message):
-    """Mass for a shard from one round: for each of these rows, units for each seed from `column` on."""
+    """Mass that one round sends to a shard: for each of `rows`, the units for each seed from `column` on."""
 
     round: int
     column: int
@@ -93,22 +94,22 @@ class Mass(snapline.Message):
 
 
 class PushDue(snapline.Message):
-    """A timer message to the agent itself: push this batch once all mass of the last round has arrived."""
+    """A timer message to the agent itself, to push this batch as soon as all mass of the last round has arrived."""
 
     batch: int
 
 
 class Shard(snapline.Agent):
-    """The modules of one shard."""
+    """Agent that pushes the mass of one shard's modules."""
 
-    # A handler validates its message before it changes the state, and nothing after that can fail, so a turn that raises
-    # has changed nothing. Saving the state before every turn would cost more than the turn.
+    # A handler validates its message before it changes the state, and then cannot fail. So a turn that raises has not changed the state.
+    # Encoding the state before each turn would take longer than the turn.
     on_error = "keep"
     state: ShardState
 
     async def on_start(self, ctx: snapline.Context) -> None:
         for batch in batches_of(self.state):
-            # Staggered, so that some batch's mass is in transit at any time.
+            # Batches are staggered, so that some batch's mass is in transit at any time.
             self._pause(batch, batch / len(batches_of(self.state)), ctx)
 
     @snapline.handler
@@ -137,7 +138,7 @@ class Shard(snapline.Agent):
 
 
 def agent_of(shard: int) -> str:
-    """Return the id of the agent that holds a shard."""
+    """Return the id of the agent that has this shard."""
     return f"shard-{shard}"
 
 
@@ -154,22 +155,22 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """Return the fleet. All arguments are text, as `--arg` passes them.
+    """Return the fleet. All arguments are strings, as `--arg` passes them.
 
     Args:
-        source: directory whose modules to rank; default: the standard library, unless `graph` is given.
-        graph: file written by `import_graph.write_graph`; saves every host from reading the tree.
+        source: directory whose modules are ranked. By default it is the standard library, unless `graph` is given.
+        graph: file written by `import_graph.write_graph`, so that hosts do not have to read the tree.
         shards: number of agents.
-        seeds: number of walkers' starting points: the modules with most imports.
-        batch: number of seeds whose mass travels together; fewer means more and smaller messages.
+        seeds: number of seeds, which are the modules with the most imports.
+        batch: number of seeds whose mass is sent together. Smaller batches mean more and smaller messages.
         part: number of seeds per message in the early rounds.
-        tolerance: largest remaining residual at the end, as a fraction of a seed's mass; determines the rounds.
-        seconds: minimum run time; 0 for none.
-        period: seconds between checkpoints; 0 for none.
+        tolerance: largest residual at the end, as a fraction of a seed's mass. It determines the number of rounds.
+        seconds: minimum run time in seconds, or 0 for none.
+        period: seconds between checkpoints, or 0 for no checkpoints.
         protocol: checkpointing protocol.
 
     Raises:
-        UsageError: an argument is no number, out of range, or names no graph.
+        UsageError: If an argument is not a number or is out of range, or there is no valid graph.
     """
     imports = load_graph(source=source, graph=graph).imports
     problem = Problem(
@@ -192,15 +193,15 @@ def fleet(
 
 
 def make_shard(problem: Problem, shard: int) -> Shard:
-    """Return one agent in its initial state."""
+    """Return the agent of one shard in its initial state."""
     return Shard(build_shard(problem, shard))
 
 
 def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
-    """Return the graph that `fleet` ranks with these two arguments.
+    """Return the graph that `fleet` ranks if it gets these two arguments.
 
     Raises:
-        UsageError: both are given, or the given one names no graph.
+        UsageError: If both are given, or the one that is given does not lead to a valid graph.
     """
     if source and graph:
         raise UsageError("source and graph are both given: give the directory or the file")
@@ -208,19 +209,21 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 
 def is_finished(cut: snapline.Cut) -> bool:
-    """Return whether nothing is in transit, no timer is set and all rounds are pushed. This is stable: no agent can send any more."""
+    """Return whether no message is in transit, no timer is set, and all rounds have been pushed. This is a stable property, since no agent
+    can then send a message any more.
+    """
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Account of a cut's mass, in units of 2**-52 of one seed's mass.
+    """Count of a cut's mass, in units of 2**-52 of one seed's mass.
 
     Attributes:
         in_states: mass in the agents' ranks and residuals.
-        in_transit: mass in messages, which a restart from the agents' own saves, without channel states, would lose.
-        expected: the required total.
-        messages: number of messages with mass in transit.
-        seeds_wrong: number of seeds whose mass is not exactly one UNIT; 0 for a consistent cut.
+        in_transit: mass in messages. A restart from the agents' states alone, without channel states, would lose it.
+        expected: total mass that a consistent cut must have.
+        messages: number of messages in transit that contain mass.
+        seeds_wrong: number of seeds whose mass is not exactly one UNIT, which is 0 for a consistent cut.
     """
 
     in_states: int
@@ -231,17 +234,17 @@ class Account(msgspec.Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the mass is exact to the last unit, for every seed."""
+        """Return whether the mass of each seed is exact to the last unit."""
         return self.seeds_wrong == 0 and self.in_states + self.in_transit == self.expected
 
     @property
     def in_transit_fraction(self) -> float:
-        """The share of all mass that is in messages, 0 to 1."""
+        """Fraction of all mass that is in messages, from 0 to 1."""
         return self.in_transit / self.expected
 
 
 def account(cut: snapline.Cut) -> Account:
-    """Count a cut's mass: exact only if no message is missing, doubled or received but never sent (G1, G2)."""
+    """Count a cut's mass. It is exact only if no message is missing, duplicated, or received without having been sent (G1, G2)."""
     states = shard_states(cut)
     seeds = len(states[0].rounded)
     masses = [
@@ -261,7 +264,7 @@ def account(cut: snapline.Cut) -> Account:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A finished cut compared with the sequential result: the largest difference of any entry, and its bound."""
+    """Largest difference of any entry between a finished cut and the sequential result, and the bound of this difference."""
 
     difference_max: float
     bound: float
@@ -272,9 +275,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
-    """Compare a finished cut with the sequential computation. Takes a second or less.
+    """Compare a finished cut with the sequential result. This takes a second or less.
 
-    The bound is computed from the residual and rounded mass of the shards, plus the accuracy of the reference.
+    The bound is computed from the shards' residual and rounded mass, plus the accuracy of the sequential result.
     """
     states = shard_states(cut)
     ranks = gather(states)
@@ -284,14 +287,14 @@ def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
 
 
 def top_modules(cut: snapline.Cut, graph: ImportGraph, count: int = 10) -> list[tuple[str, float]]:
-    """Return the modules with the highest mean rank over all seeds, highest first, ties by name."""
+    """Return the modules with the highest mean rank over all seeds. The highest is first, and ties are sorted by name."""
     ranks = gather(shard_states(cut))
     means = (ranks.sum(axis=1) / (UNIT * ranks.shape[1])).tolist()
     return sorted(zip(graph.modules, means, strict=True), key=lambda item: (-item[1], item[0]))[:count]
 
 
 def shard_states(cut: snapline.Cut) -> list[ShardState]:
-    """Return the shards of a cut, in order."""
+    """Return the states of all shards in a cut, sorted by shard number."""
     return sorted(
         (state for state in cut.states.values() if isinstance(state, ShardState)), key=lambda state: state.shard
     )

@@ -1,15 +1,17 @@
-"""A payment service for the examples: a separate program that is independent of fleets. HTTP on this machine, standard library only.
+"""Run a payment service for the examples.
+
+The service is a separate program that serves HTTP on this machine, uses only the standard library, and does not depend on fleets.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     python -m snapline.examples.payment_service payments.jsonl -- sh -c 'snapline run … --arg service=$PAYMENTS'
 
-The second form runs the service as long as the command. Each payment is one line of the ledger, written to disk before the answer, so a kill loses
-no answered payment. A caller relies on the *key*: a request with the same `Idempotency-Key` is the same payment, with the same answer,
-even after a kill. With `--ignore-keys` the service does not guarantee this.
+The second form runs the service for as long as the command runs. Each payment is one line of the ledger, which is written to disk before
+the service answers. So a kill loses no answered payment. Callers rely on the *key*: requests with the same `Idempotency-Key` mean the same
+payment and get the same answer, even after a kill. With `--ignore-keys`, the service does not guarantee this.
 
-    POST /payments {"order", "amount"}   pays; 402 above the limit, 409 if the key was used for another request
-    GET  /payments/KEY                   the payment with this key, or 404
-    POST /undo {"order"}                 refunds the order's last payment not yet refunded; if there is none, records that
+    POST /payments {"order", "amount"}   pay; 402 above the limit, 409 if the key was used for another request
+    GET  /payments/KEY                   return the payment with this key, or 404
+    POST /undo {"order"}                 refund the order's last payment that was not refunded, or record that there is none
 """
 
 import argparse
@@ -29,7 +31,7 @@ import msgspec
 from snapline.examples.payments import MISSING, REFUSED, Book, Entry, Receipt, read_entries
 
 AMOUNT_MOST = 100
-"""Largest payment; larger ones are refused."""
+"""Largest amount of a payment. The service refuses larger amounts."""
 
 CONFLICT, MALFORMED = 409, 400
 
@@ -37,14 +39,14 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class PaymentRequest(msgspec.Struct):
-    """Body of a request; `amount`: only for payments."""
+    """The body of a request. Only payments have an `amount`."""
 
     order: str
     amount: int = 0
 
 
 class NotDoneError(Exception):
-    """A request that fails with this HTTP status."""
+    """A request fails with this HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -52,7 +54,7 @@ class NotDoneError(Exception):
 
 
 class Ledger:
-    """All payments: in memory, and as one line each on disk."""
+    """All payments, in memory and as one line each on disk."""
 
     def __init__(self, path: Path, *, ignores_keys: bool = False) -> None:
         path.touch()
@@ -60,7 +62,9 @@ class Ledger:
         self.book = Book(whole)
         self._ignores_keys = ignores_keys
         self._file = path.open("r+b", buffering=0)
-        self._file.truncate(sum([len(_line(entry)) for entry in whole]))  # a line cut off by a kill was never answered
+        self._file.truncate(
+            sum([len(_line(entry)) for entry in whole])
+        )  # a line that a kill cut off belongs to a request that was never answered
         self._file.seek(0, os.SEEK_END)
         self._lock = threading.Lock()
 
@@ -108,7 +112,7 @@ def _line(entry: Entry) -> bytes:
 
 
 class Service(ThreadingHTTPServer):
-    """The ledger behind HTTP; `delay_s`: wait before and after each entry, so that kills hit critical moments."""
+    """HTTP server for the ledger. `delay_s` is a waiting time before and after each entry, so that kills hit critical moments."""
 
     daemon_threads = True
 
@@ -123,7 +127,7 @@ class Service(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one HTTP request."""
 
     server: Service
 
@@ -166,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the ledger records all requests."""
+        """Log nothing, because the ledger records all requests."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""The examples' requests to the payment service (`payment_service.py`), and evaluation of its ledger.
+"""Send the examples' requests to the payment service (`payment_service.py`), and evaluate the service's ledger.
 
-The functions are meant for `ctx.effect`: each takes the effect's key. If the service is down they raise, and the effect is retried; a refused
-payment is a final answer.
+The functions are meant for `ctx.effect`, so each takes the effect's key. If the service is down, they raise an exception, and the effect is
+retried. A refused payment is a final answer.
 """
 
 import json
@@ -14,18 +14,19 @@ from pathlib import Path
 import msgspec
 
 TIMEOUT_S = 10.0
-"""Longest time of one request: the service answers in milliseconds, or is down."""
+"""Time limit in seconds for one request. The service answers within milliseconds unless it is down."""
 
 MISSING, REFUSED = 404, 402
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of the ledger.
+    """One line of the service's ledger.
 
     Attributes:
-        number: 1, 2, 3 …
-        key: idempotency key of the request; "" without one.
-        amount: the payment; for a refund, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
+        number: sequence number of the entry, from 1.
+        key: idempotency key of the request, or "" if it had none.
+        amount: amount of the payment. For a refund, this is the negative amount of the payment with the number `undoes`. If there was no
+            payment to refund, `amount` and `undoes` are 0.
     """
 
     number: int
@@ -37,18 +38,22 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Answer of the service: its entry's number, 0 if refused; and whether this request made the order's first payment."""
+    """The service's answer to a request.
+
+    `number` is the number of the entry, or 0 if the payment was refused. `is_first` is set if this request made the order's first
+    payment.
+    """
 
     number: int
     is_first: bool = False
 
 
 class Book:
-    """The entries of a ledger, indexed.
+    """Indexes the entries of a ledger.
 
     Attributes:
         by_key: the first entry with each key.
-        standing: order → its payments that were not refunded.
+        standing: for each order, its payments that were not refunded.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -74,7 +79,7 @@ class Book:
 
 
 def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
-    """Pay `amount` for `order`; once, if a key is given."""
+    """Pay `amount` for `order`. If a key is given, repeated calls pay only once."""
     try:
         return _ask(f"{service}/payments", key, {"order": order, "amount": amount})
     except urllib.error.HTTPError as error:
@@ -84,7 +89,7 @@ def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
 
 
 def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
-    """Return the payment with this key, if there is one: the probe of an effect in doubt."""
+    """Return the payment with this key, or None if there is none. This is the probe of an effect whose outcome is unknown."""
     try:
         return _ask(f"{service}/payments/{urllib.parse.quote(key, safe='')}", "", None)
     except urllib.error.HTTPError as error:
@@ -94,7 +99,7 @@ def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
 
 
 def undo(service: str, order: str, *, key: str) -> Receipt:
-    """Refund the last payment for `order` that was not refunded."""
+    """Refund the last payment for `order` that has not been refunded."""
     return _ask(f"{service}/undo", key, {"order": order})
 
 
@@ -106,7 +111,7 @@ def _ask(url: str, key: str, body: dict[str, object] | None) -> Receipt:
 
 
 def read_entries(ledger: Path) -> Iterator[Entry]:
-    """Yield all complete lines of a file. A kill may have left the last one incomplete."""
+    """Yield the entries in all complete lines of the ledger file. A kill may have left the last line incomplete."""
     for line in ledger.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=Entry)

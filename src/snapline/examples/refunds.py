@@ -1,11 +1,11 @@
-"""Refunds: agents with a tool that refunds money, and processes that crash while they use it. How many refunds are made twice, or never?
+"""Count how many refunds are made twice or never, if agents use a tool that refunds money and their processes crash while they use it.
 
-A clerk pays with an effect: it is called only after its request is durable, always with the same key, and the service
-(`payment_service.py`) pays once per key. With `unsafe` the clerks call the service like an ordinary tool: a payment made before
-a crash is repeated after it.
+A clerk pays with an effect. The effect runs only after its request is durable, and always with the same key, and the service
+(`payment_service.py`) pays once per key. With `unsafe`, the clerks call the service like an ordinary tool, so a payment made before a crash
+is repeated after the crash.
 
-Customers inside the fleet request `orders` refunds, then the fleet ends. `crash_every` kills the clerk's host right after the first payment for every
-N-th order, before its outcome is known:
+Customers in the fleet request `orders` refunds, then the fleet ends. With `crash_every=N`, the clerk's host is killed immediately after the
+first payment for every N-th order, before the payment's outcome is recorded:
 
     python -m snapline.examples.payment_service payments.jsonl -- \\
       sh -c 'snapline run snapline.examples.refunds:fleet --arg service=$PAYMENTS --arg orders=40 --arg crash_every=20'
@@ -30,10 +30,10 @@ from snapline.examples.payments import Receipt, pay
 CLERKS = 4
 
 CALL_S = 600.0
-"""Time-out of a customer's call, longer than any recovery."""
+"""Timeout of a customer's call in seconds. The timeout is longer than any recovery."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before the service is called again: it may be starting."""
+"""Waiting times in seconds before the service is called again, because it may be starting."""
 
 ASKED_AT_ONCE = 8
 
@@ -44,18 +44,18 @@ class Refund(snapline.Message):
 
 
 class Refunded(snapline.Message):
-    """`receipt`: number of the service's entry."""
+    """A positive answer. `receipt` is the number of the entry in the payment service's ledger."""
 
     order: int
     receipt: int
 
 
 class Go(snapline.Message):
-    """A message of the agent to itself: begin."""
+    """A message with which an agent tells itself to begin."""
 
 
 class Desk(msgspec.Struct):
-    """`refunded`: order → receipt."""
+    """State of a clerk. `refunded` contains the receipt for each refunded order."""
 
     service: str
     crash_every: int
@@ -63,14 +63,14 @@ class Desk(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """`orders`: orders to refund; `refunded`: orders that were refunded."""
+    """State of a customer. `orders` are the orders to refund, and `refunded` are those that were refunded."""
 
     orders: list[int]
     refunded: list[int] = []
 
 
 def refund(service: str, order: int, amount: int, crash_every: int, *, key: str = "") -> Receipt:
-    """Refund an order; the tool of the agents. The crash is part of the experiment."""
+    """Refund an order. This is the agents' tool. The crash in it is part of the experiment."""
     receipt = pay(service, f"order-{order}", amount, key=key)
     if crash_every and order % crash_every == 0 and receipt.is_first:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -78,7 +78,7 @@ def refund(service: str, order: int, amount: int, crash_every: int, *, key: str 
 
 
 class Clerk(snapline.Agent):
-    """Makes the requested refunds."""
+    """An agent that makes the requested refunds."""
 
     state: Desk
 
@@ -92,7 +92,7 @@ class Clerk(snapline.Agent):
 
 
 class UnsafeClerk(snapline.Agent):
-    """A clerk without effects: it just calls the tool."""
+    """A clerk that uses no effects, but calls the tool directly."""
 
     state: Desk
 
@@ -106,7 +106,7 @@ class UnsafeClerk(snapline.Agent):
 
 
 class Customer(snapline.Agent):
-    """Requests its refunds, one after the other."""
+    """An agent that requests its refunds one after another."""
 
     state: Wishes
 
@@ -142,7 +142,11 @@ def fleet(
     period: str = "0.2",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`service`: URL of the payment service. `orders`: 0 = customers are external. `unsafe`: "yes" = without effects."""
+    """Return the fleet.
+
+    `service` is the URL of the payment service. If `orders` is 0, the customers are external. If `unsafe` is "yes", the clerks use no
+    effects.
+    """
     asked = int(orders)
     desk, kind = Desk(service, int(crash_every)), UnsafeClerk if unsafe == "yes" else Clerk
     agents: dict[str, snapline.Agent] = {f"clerk-{number}": kind(desk) for number in range(CLERKS)}
@@ -158,8 +162,10 @@ def fleet(
 
 
 async def ask_for_all(data_dir: Path, orders: int) -> int:
-    """Request each order's refund, from outside, until it is answered; return the number of refunds. The program may be killed and restarted: a
-    repeated request has the same key."""
+    """Request the refund of each order from outside the fleet until it is answered. Return the number of refunds.
+
+    The program may be killed and restarted, because a resent request has the same key.
+    """
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(client: snapline.Client, order: int) -> None:

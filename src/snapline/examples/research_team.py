@@ -1,12 +1,14 @@
-"""A research team: a planner explores a dictionary, searchers look up its terms, a writer summarizes.
+"""A research team in which a planner explores a dictionary, searchers look up terms, and a writer summarizes the results.
 
-The planner's plan is one durable turn of at least twenty steps. For each term it calls a searcher, has a language model summarize the result in one
-sentence, and adds the references in the article to its terms. A crash in the middle loses no answer received so far.
+The planner's plan is one durable turn of at least twenty steps. For each term, the planner calls a searcher, has a language model summarize
+the result in one sentence, and adds the article's references to the terms. A crash during the turn loses no answer that has been received.
 
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'
 
-The articles of the dictionary refer to each other. It is FOLDOC, as installed by Debian's package `dict-foldoc`, or the small one below. Each headword starts a line, its article follows with indentation, and a reference to another headword is written {like this}.
+The articles of the dictionary refer to each other. The dictionary is FOLDOC, as Debian's package `dict-foldoc` installs it, or the small
+dictionary below. Each headword starts a line and is followed by its indented article. A reference to another headword is written {like
+this}.
 """
 
 import functools
@@ -22,13 +24,13 @@ from snapline.examples.language_model import ask
 FOLDOC = "/usr/share/dictd/foldoc.dict.dz"
 
 TEXT_MAX = 600
-"""Number of characters of an article that are read; a small model cannot use more."""
+"""Largest number of characters of an article that are read. A small model cannot use more."""
 
 LINK = re.compile(r"\{([^{}()]+?)(?:\s*\([^{}]*\))?\}")
 
 
 class Article(snapline.Message):
-    """`links`: headwords of the dictionary, without duplicates, in the order of the text."""
+    """An article of the dictionary. `links` contains the headwords to which it refers, without duplicates, in the order of the text."""
 
     term: str
     text: str
@@ -36,7 +38,7 @@ class Article(snapline.Message):
 
 
 def look_up(dictionary: str, term: str) -> Article:
-    """Return the article on `term`, empty if there is none. `dictionary`: a file; "" = the small one."""
+    """Return the article on `term`, or an empty article if there is none. `dictionary` is a file, or "" for the small dictionary."""
     texts = _read(dictionary)
     text = texts.get(term.lower(), "")
     links = [" ".join(link.split()) for link in LINK.findall(text)]
@@ -46,7 +48,7 @@ def look_up(dictionary: str, term: str) -> Article:
 
 @functools.cache
 def _read(dictionary: str) -> dict[str, str]:
-    """Return headword in lower case → article as one line."""
+    """Return the article of each headword as one line. Headwords are in lower case."""
     text = gzip.decompress(Path(dictionary).read_bytes()).decode() if dictionary else SMALL
     lines_of: dict[str, list[str]] = {}
     article: list[str] = []
@@ -115,11 +117,11 @@ key
 SEARCHERS = 2
 
 DRAFT_NOTES = 5
-"""Number of notes that the writer reads; a small model cannot use more."""
+"""Largest number of notes that the writer reads. A small model cannot use more."""
 
 
 class Question(snapline.Message):
-    """Topic to read about."""
+    """A question that names the topic to research."""
 
     topic: str
 
@@ -138,7 +140,7 @@ class Written(snapline.Message):
 
 
 class Report(snapline.Message):
-    """`read`: terms that were looked up, in order."""
+    """The report on a topic. `read` contains the terms that were looked up, in order."""
 
     topic: str
     text: str
@@ -146,7 +148,10 @@ class Report(snapline.Message):
 
 
 class Plans(msgspec.Struct):
-    """`pause_s`: pause between two steps of the plan; without it the small example would be over at once."""
+    """State of a planner.
+
+    `pause_s` is the pause in seconds between two steps of the plan. Without a pause, the small example would end almost immediately.
+    """
 
     topics: list[str]
     steps: int
@@ -168,7 +173,7 @@ class Desk(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """Researches its own topics, one after the other, and topics that clients ask for."""
+    """An agent that researches its own topics one after another, and topics that clients request."""
 
     state: Plans
 
@@ -194,7 +199,7 @@ class Planner(snapline.Agent):
 
 
 class Searcher(snapline.Agent):
-    """Looks up articles in the dictionary."""
+    """An agent that looks up articles in the dictionary."""
 
     state: Shelf
 
@@ -205,7 +210,7 @@ class Searcher(snapline.Agent):
 
 
 class Writer(snapline.Agent):
-    """Summarizes many notes in one text."""
+    """An agent that summarizes many notes in one text."""
 
     state: Desk
 
@@ -217,17 +222,17 @@ class Writer(snapline.Agent):
 
 
 def note_on(topic: str, found: Article) -> str:
-    """Return the prompt about an article."""
+    """Return the prompt that asks for a note on an article."""
     return f"We read about {topic}. Say in one short sentence what this is. {found.term}: {found.text}"
 
 
 def summary_of(draft: Draft) -> str:
-    """Return the final prompt."""
+    """Return the prompt that asks for the summary of a draft's notes."""
     return f"Write one sentence about {draft.topic}, from these notes. {' '.join(draft.notes[:DRAFT_NOTES])}"
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Return whether every topic has its report."""
+    """Return whether there is a report on every topic."""
     state = cut.states["planner"]
     assert isinstance(state, Plans)
     return cut.is_quiet and set(state.topics) <= set(state.reports)
@@ -243,9 +248,17 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`topics`: separated by commas; "": the fleet runs on and answers questions. `dictionary`: "foldoc", a file, or "" for the small one.
+    """Return the fleet.
 
-    `model`: "smollm2", or "" for recorded answers. `calls`: a file that records each call of the model. `pause`: seconds.
+    Args:
+        topics: topics separated by commas. If empty, the fleet keeps running and answers questions.
+        steps: largest number of terms that a plan looks up.
+        dictionary: "foldoc", a file, or "" for the small dictionary.
+        model: "smollm2", or "" for recorded answers.
+        calls: file in which each call of the model is recorded, or "" to record none.
+        pause: pause in seconds between two steps of a plan.
+        period: seconds between checkpoints.
+        protocol: checkpointing protocol.
     """
     asked = [topic.strip() for topic in topics.split(",") if topic.strip()]
     book, notes = FOLDOC if dictionary == "foldoc" else dictionary, str(Path(calls).absolute()) if calls else ""

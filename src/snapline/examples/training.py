@@ -1,13 +1,14 @@
-"""Agents train one small network together: each on its own data, synchronized by the mean of their gradients.
+"""Train one small network with several agents. Each agent uses its own data, and the mean of their gradients keeps the agents synchronized.
 
-A training checkpoint is more than weights: it contains momentum, the random state of dropout, and the gradients in transit. A cut of the fleet
-contains all of it, so a fleet that was killed ends with exactly the same weights as one that was not.
+A checkpoint of a training must contain more than the weights. A checkpoint must also contain the momentum, the random state of dropout, and
+the gradients in transit. A cut of the fleet contains all of these, so a fleet that was killed ends with exactly the same weights as a fleet
+that was not.
 
     pip install 'snapline[torch]'
     snapline run snapline.examples.training:fleet --hosts 2 --arg steps=100
 
-Synchronization: a worker sends its gradient to all others, waits for theirs, and takes the mean in the order of the workers' names. So the
-result does not depend on the order in which messages arrive. A worker is at most one step ahead of another.
+For synchronization, a worker sends its gradient to all other workers, waits for their gradients, and computes the mean in the order of the
+workers' names. So the result does not depend on the order in which messages arrive. A worker is at most one step ahead of any other worker.
 """
 
 import functools
@@ -25,18 +26,22 @@ INPUTS, WIDTH, BATCH = 16, 256, 32
 
 
 class Gradient(snapline.Message):
-    """Gradient of one worker for one step; flat float32."""
+    """The gradient of one worker for one step, as a flat float32 array."""
 
     step: int
     values: Array
 
 
 class NextStep(snapline.Message):
-    """A timer message of the agent to itself."""
+    """A timer message that a worker sends to itself."""
 
 
 class Work(msgspec.Struct):
-    """`gradients`: gradients of this step, by worker; `early`: those of the next step, from workers that are ahead."""
+    """State of a worker.
+
+    `gradients` contains the gradients of the current step by worker. `early` contains the gradients of the next step from workers that are
+    ahead.
+    """
 
     training: snapline.TorchState
     workers: list[str]
@@ -48,8 +53,11 @@ class Work(msgspec.Struct):
 
 
 def build() -> tuple[Any, Any]:
-    """Return a new network and its optimizer. To restore a training, only names and shapes must be the same each time."""
-    torch.set_num_threads(1)  # agents share the cores
+    """Return a new network and its optimizer.
+
+    For restoring a training, only the names and shapes of the parameters must be the same each time.
+    """
+    torch.set_num_threads(1)  # all agents share the cores
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = (torch.nn.Linear(INPUTS, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(WIDTH, 1))
@@ -58,13 +66,13 @@ def build() -> tuple[Any, Any]:
 
 
 def batch(worker: int, step: int) -> tuple[Any, Any]:
-    """Return a worker's data for a step: inputs (BATCH, INPUTS) and target outputs (BATCH, 1), float32."""
+    """Return a worker's data for a step. The data are the inputs (BATCH, INPUTS) and the target outputs (BATCH, 1), both float32."""
     inputs = np.random.default_rng([worker, step]).standard_normal((BATCH, INPUTS), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(axis=1, keepdims=True)))
 
 
 def gradient_of(model: Any, worker: int, step: int) -> Array:
-    """Return the gradient on a worker's data, flat. Dropout draws from torch's generator."""
+    """Return the gradient on a worker's data for a step, as a flat array. Dropout draws from torch's generator."""
     inputs, targets = batch(worker, step)
     model.zero_grad()
     ((model(inputs) - targets) ** 2).mean().backward()
@@ -81,7 +89,7 @@ def apply_gradient(model: Any, optimizer: Any, gradient: Array) -> None:
 
 
 class Worker(snapline.Agent):
-    """Trains. A step of the optimizer cannot be undone, so an error counts as a crash of the agent."""
+    """An agent that trains the network. A step of the optimizer cannot be undone, so an error counts as a crash of the agent."""
 
     on_error = "recover"
     state: Work
@@ -102,7 +110,7 @@ class Worker(snapline.Agent):
         self._step_if_complete(ctx)
 
     def _live(self) -> snapline.TorchState:
-        """Return the training; after a recovery its network must be created first."""
+        """Return the training. After a recovery, first create its network."""
         training = self.state.training
         if not training.is_live:
             training.load_into(*build())
@@ -131,7 +139,10 @@ class Worker(snapline.Agent):
 
 
 def fleet(workers: str = "3", steps: str = "200", pause: str = "0", period: str = "0.3") -> snapline.Fleet:
-    """`pause`: seconds between two steps; `period`: seconds between two checkpoints, 0 = none."""
+    """Return the fleet.
+
+    `pause` is the time in seconds between two steps. `period` is the time in seconds between checkpoints, or 0 for none.
+    """
     names = [f"worker-{index}" for index in range(int(workers))]
     return snapline.Fleet(
         "training",

@@ -1,8 +1,8 @@
 """Conformance checks for every disk of a checkpoint store, including third-party disks.
 
-`Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist; acknowledged changes
-are visible to all; listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`), with many
-threads, and then run whole stores, host logs and outputs on the disk. They cannot check whether bytes survive a power failure.
+`Store` relies on a few properties of its disk. A name is created only once. A file appears complete or not at all. Acknowledged changes are
+visible to all processes. Listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`), with
+many threads, and then run whole stores, host logs and outputs on the disk. The checks cannot show whether bytes survive a power failure.
 
 To run the checks in a test suite:
 
@@ -10,11 +10,11 @@ To run the checks in a test suite:
     def test_my_disk(check: conformance.Check, tmp_path: Path) -> None:
         check(lambda place: MyDisk(tmp_path / place))
 
-`open_disk(place)` returns a new disk object each time. The same place means the same bytes, and a new place is empty.
-So several objects for one place represent several processes. The checks leave their files behind: use temporary places.
+`open_disk(place)` must return a new disk object each time. Objects for the same place must share their bytes, and a new place must be
+empty. So several objects for one place represent several processes. The checks leave their files behind, so use temporary places.
 
-Directories may be real or only common prefixes of names. So the checks make no demands on listing a missing directory, creating one
-twice, or unlinking one name from two threads.
+Directories may be real directories or only common prefixes of names. So the checks make no demands on listing a missing directory, creating
+a directory twice, or unlinking one name from two threads.
 """
 
 import array
@@ -51,13 +51,13 @@ OpenDisk = Callable[[str], Disk]
 """Function that returns a new disk object for the named place."""
 
 Check = Callable[..., None]
-"""Function that is called with `open_disk` and optionally `racers`, and raises ConformanceError."""
+"""Function that takes `open_disk` and optionally `racers`, and raises ConformanceError if the disk fails the check."""
 
 RACERS = 8
-"""Default number of racing threads: enough that a server with several workers interleaves their requests."""
+"""Default number of racing threads. With this many, a server with several workers interleaves their requests."""
 
 RACE_TIMEOUT_S = 120.0
-"""Time limit of a race in seconds. A race takes seconds even on a slow server, and a hanging thread must not hang the tests."""
+"""Time limit of a race in seconds. A race takes seconds even on a slow server. A thread that hangs must not block the tests."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ class ConformanceError(AssertionError):
 
 
 def check(function: Callable[[OpenDisk, int], None]) -> Check:
-    """Declare a function as a check. Every error that it raises becomes a ConformanceError with the check's name."""
+    """Declare a function as a check. Every error that the function raises becomes a ConformanceError with the check's name."""
 
     @functools.wraps(function)
     def run(open_disk: OpenDisk, racers: int = RACERS) -> None:
@@ -82,18 +82,18 @@ def check(function: Callable[[OpenDisk, int], None]) -> Check:
 
 
 def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
-    """Open the disk at a place that belongs to one check."""
+    """Open the disk at a place that no other check uses."""
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
 def require(is_so: bool, words: str) -> None:
-    """Raise ConformanceError unless `is_so`."""
+    """Raise ConformanceError with the message `words` unless `is_so`."""
     if not is_so:
         raise ConformanceError(words)
 
 
 def require_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Check that the call raises FileNotFoundError."""
+    """Raise ConformanceError unless the call raises FileNotFoundError."""
     try:
         result = function(*args, **kwargs)
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def require_missing(words: str, function: Callable[P, object], *args: P.args, **
 
 
 def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
-    """Call `action(0)`, `action(1)` … in threads that start together. Return what each call returned or raised."""
+    """Call `action(0)`, `action(1)` … in threads that start together. Return each call's result or exception."""
     results: list[T | Exception] = [TimeoutError("the thread did not end")] * count
     barrier = threading.Barrier(count)
 
@@ -122,7 +122,7 @@ def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
 
 
 def prepare(disk: Disk, *directories: str) -> Disk:
-    """Create the store's directory and the given subdirectories; return the disk."""
+    """Create the store's directory and the given subdirectories, and return the disk."""
     disk.make_root()
     for directory in directories:
         make_durable_directory(disk, directory)
@@ -135,7 +135,7 @@ def create(disk: Disk, path: str, *pieces: bytes) -> None:
 
 
 def create_unsynced(disk: Disk, path: str, pieces: Sequence[bytes]) -> None:
-    """Create a file that need not survive a crash, for checks with many files."""
+    """Create a file that need not survive a crash. Checks with many files use this function because it is faster."""
     handle = disk.open_temporary(path.rpartition("/")[0], temporary_name())
     try:
         disk.write(handle, pieces)
@@ -155,31 +155,31 @@ def temporary_name() -> str:
 
 
 def pattern(length: int, seed: int = 0) -> bytes:
-    """Return bytes in which no two aligned words of 8 bytes are equal; other seeds give other words."""
+    """Return bytes in which all aligned 8-byte words are different. Another seed gives other words."""
     first = seed << 40
     return array.array("Q", range(first, first + length // 8 + 1)).tobytes()[:length]
 
 
 RACED_NAMES = 20
-"""Number of races: enough to detect a server that decides randomly, even with equal chances."""
+"""Number of races, which is enough to detect a server that decides randomly, even with equal chances."""
 
 ENTRIES = 1200
-"""Number of files. Object stores list at most 1000 names in one answer."""
+"""Number of files. Object stores list at most 1000 names in one response."""
 
 _LARGE_BYTES = 20 * 2**20
-"""Size in bytes above every client's multipart threshold of 5 to 16 MiB."""
+"""Size in bytes that exceeds every client's multipart threshold of 5 to 16 MiB."""
 
 _SEEN_BYTES = 4 * 2**20
 _SEEN_FILES = 6
 _LOOKS_MAX = 100_000
-"""Limit on a reader's attempts to see incomplete files. The attempts end when the writers end."""
+"""Limit on a reader's attempts to see incomplete files. The attempts end earlier when the writer ends."""
 
 _DIRECTORY = "packs/w"
 
 
 @check
 def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second disk object sees a new file at once and complete, however the file was written."""
+    """Check that a second disk object immediately sees a new file completely, however the file was written."""
     writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
     contents = {
         "empty": [],
@@ -197,7 +197,7 @@ def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a caller may reuse its buffer after `write` has returned."""
+    """Check that a caller may reuse a buffer after `write` has returned."""
     disk = prepare(open_disk("a"), "packs")
     buffer = bytearray(b"a" * 1000)
     handle = disk.open_temporary("packs", temporary_name())
@@ -213,7 +213,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
 
 @check
 def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second file cannot take a name, with any contents, until the name is removed."""
+    """Check that no second file, whatever its contents, can take a name until the name is removed."""
     disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
     create(disk, "refs/1", b"first")
     for data in (b"second, and longer", b"first", b""):
@@ -230,7 +230,7 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if threads link one name at once, exactly one succeeds, and the file has that thread's bytes."""
+    """Check that if threads race to link one name, exactly one succeeds, and the file has that thread's bytes."""
     prepare(open_disk("a"), "refs")
     disks = [open_disk("a") for _ in range(racers)]
     for name in range(RACED_NAMES):
@@ -250,7 +250,7 @@ def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> N
 
 @check
 def check_ranges(open_disk: OpenDisk, racers: int) -> None:
-    """Check that any part can be read; fewer bytes are returned only if the file ends earlier."""
+    """Check that any part of a file can be read, and that fewer bytes are returned only if the file ends earlier."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(100_003)
     create(disk, "packs/1", data)
@@ -268,7 +268,7 @@ def check_ranges(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_large_file(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file of 20 MiB can be read, whole and in parts."""
+    """Check that a file of 20 MiB can be read, both whole and in parts."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(_LARGE_BYTES)
     cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
@@ -280,7 +280,7 @@ def check_large_file(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a reader finds each file complete or not at all while files are written."""
+    """Check that a reader finds each file complete or not at all while files are being written."""
     writer, reader = prepare(open_disk("a"), "packs"), open_disk("a")
     contents = [pattern(_SEEN_BYTES, seed=number) for number in range(_SEEN_FILES)]
     has_ended = threading.Event()
@@ -309,7 +309,8 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing has the files and directories of one level, sorted, and no entries of deeper or similarly named directories."""
+    """Check that a listing contains the sorted files and directories of one level, and no entries of deeper or similarly named
+    directories."""
     disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
         create(disk, path, b"1")
@@ -323,7 +324,7 @@ def check_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing with more entries than one answer of an object store holds is complete."""
+    """Check that a listing is complete even if it has more entries than one response of an object store contains."""
     disk = prepare(open_disk("a"), "packs", "packs/00500.d")
     create(disk, "packs/00500.d/x", b"1")
     paths = [f"packs/{number:05}" for number in range(ENTRIES)]
@@ -344,7 +345,7 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unlink(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a removed name is gone for all processes at once, and that neighbouring names stay."""
+    """Check that a removed name is immediately gone for all processes, and that similar names remain."""
     disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
     names = ["1", "1.a", "11"]
     for count, name in enumerate(names, 1):
@@ -372,7 +373,7 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_names(open_disk: OpenDisk, racers: int) -> None:
-    """Check that every name made by `layout` is a separate file: case and length make names different."""
+    """Check that every name made by `layout` is a separate file, so that names that differ in case or length are different."""
     disk = prepare(open_disk("a"), "packs")
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     names = [alphabet, alphabet.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
@@ -388,7 +389,7 @@ def check_names(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file that was written and closed without a name leaves nothing behind, not even in `temporary`."""
+    """Check that a file that was written and closed without being linked leaves nothing behind, not even in `temporary`."""
     disk = prepare(open_disk("a"), "packs")
     handle = disk.open_temporary("packs", temporary_name())
     disk.write(handle, [b"x" * 1000])
@@ -402,7 +403,7 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
 
 @check
 def check_directories(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a directory may be made twice, is removed only if empty, and can be made again after removal."""
+    """Check that a directory may be created twice, is removed only if empty, and can be created again after its removal."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):
@@ -436,17 +437,17 @@ DISK_CHECKS = [
 
 
 RACED_NUMBERS = 10
-"""Number of races: enough to detect a server that decides randomly, even with equal chances."""
+"""Number of races, which is enough to detect a server that decides randomly, even with equal chances."""
 
 RACED_LOGS = 5
 
 APPENDED_MAX = 1000
-"""Largest number of appends, if sealing fails to stop the appender. Sealing takes a few requests, so the appender usually stops after
-about ten."""
+"""Largest number of appends if sealing fails to stop the appender. Sealing takes a few requests, so the appender usually stops after
+about ten appends."""
 
 _LOG = LogName(1, "h1", 1)
 _BEFORE = 12
-"""Number of entries before the race: more than nine, so that the order by name differs from the order by number."""
+"""Number of entries before the race. The number exceeds nine, so that the order by name differs from the order by number."""
 
 
 @check
@@ -474,7 +475,7 @@ def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if processes append different batches under one number, exactly one succeeds, also after retries."""
+    """Check that if processes append different batches under one number, exactly one succeeds, and that retries have the same outcome."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -490,7 +491,7 @@ def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that append the same bytes all succeed."""
+    """Check that if several processes append the same bytes, all of them succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -501,7 +502,7 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
-    """Check appends of a host while others seal its log. Each sealer then reads all acknowledged batches, and no later batch is
+    """Check that logs can be sealed during appends. Each sealer must then read all acknowledged batches, and no later batch may be
     acknowledged."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers + 1)]
@@ -518,7 +519,7 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:
-    """Return an action in which racer 0 appends until an append is refused, and the others seal and read."""
+    """Return an action in which racer 0 appends until an append is refused, and all other racers seal and read."""
 
     def append_all(store: Store) -> set[int]:
         taken = set(range(1, _BEFORE + 1))
@@ -597,7 +598,7 @@ def check_store_lifecycle(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
-    """Check that exactly the files that no ref needs are found and swept."""
+    """Check that the sweep finds and removes exactly the files that no ref needs."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     store.publish(1, _write_epoch(store, 1))
     _write_epoch(store, 2)
@@ -611,7 +612,7 @@ def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_probes(open_disk: OpenDisk, racers: int) -> None:
-    """Check that one process reads a probe that another writes."""
+    """Check that one process can read a probe that another process has written."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     path, token = store.write_probe()
     require(other.read_probe(path) == token, "another process reads another probe")
@@ -643,7 +644,7 @@ def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that open or create a store at once get the same store."""
+    """Check that processes that race to open or create a store all get the same store."""
 
     def create(_: int) -> str:
         return Store.open_or_create("a", disk=open_disk("a")).store_id
@@ -655,7 +656,7 @@ def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> N
 
 @check
 def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
-    """Check that leaders that publish one epoch with one root all succeed."""
+    """Check that if several leaders publish one epoch with the same root, all of them succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
@@ -670,7 +671,7 @@ def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if leaders publish one epoch with different roots, one succeeds, and the others get an error."""
+    """Check that if leaders publish one epoch with different roots, one succeeds, and all other leaders get an error."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
@@ -709,7 +710,7 @@ def _blobs(epoch: int) -> list[tuple[str, bytes]]:
 
 
 def _make_manifest(store: Store, epoch: int, fleet: str = "conformance") -> Manifest:
-    """Write an epoch's pack; return its manifest."""
+    """Write an epoch's pack, and return the epoch's manifest."""
     pack = store.write_pack(writer="h1.1", epoch=epoch, blobs=_blobs(epoch))
     entries = store.read_pack_index(pack)
     lines = [agent_line(entry, pack=0, kind="k:K", host="h1", incarnation=1) for entry in entries]
@@ -745,7 +746,7 @@ STORE_CHECKS = [
 
 
 EPOCHS = 12
-"""Number of epochs: more than nine, so that the order by name differs from the order by number."""
+"""Number of epochs. The number exceeds nine, so that the order by name differs from the order by number."""
 
 _CREATED_NS = 10**18
 
@@ -776,7 +777,7 @@ def check_output_lifecycle(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that release the same epochs all succeed, and each output exists once."""
+    """Check that if several processes release the same epochs, all of them succeed, and each output exists once."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, EPOCHS + 1):
@@ -788,7 +789,7 @@ def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_consumer_moved_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that move the same consumer all succeed, and the furthest position wins."""
+    """Check that if several processes move the same consumer, all of them succeed, and the furthest position wins."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, racers + 1):
@@ -817,19 +818,19 @@ OUTPUT_CHECKS = [check_output_lifecycle, check_one_release_by_many, check_one_co
 
 
 def checks() -> list[Check]:
-    """Return all checks, the simple ones first. Each is a function of `open_disk` and optionally `racers`."""
+    """Return all checks, beginning with the simple ones. Each check takes `open_disk` and optionally `racers`."""
     return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
 
 
 def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
-    """Run all checks, one after the other.
+    """Run all checks one after another.
 
     Args:
-        open_disk: see the module docstring.
+        open_disk: function described in the module docstring.
         racers: number of threads in checks with races.
 
     Raises:
-        ConformanceError: a check failed; the message names the first failed check, and the reason.
+        ConformanceError: If a check failed. The message names the first failed check and the reason.
     """
     for check in checks():
         check(open_disk, racers)

@@ -1,8 +1,8 @@
-"""Time format of manifests and documents, and ages that are robust against clock corrections.
+"""Time format of manifests and documents, and ages that a clock correction distorts little.
 
-Idempotency keys and released outputs have ages. If a clock jumped ahead by an hour or fifty years, all items would be old at once, even
-keys that clients still repeat and outputs that nobody has read. So an age is a sum of the steps between consecutive items, and each step
-counts only up to a limit.
+Idempotency keys and released outputs have ages. If the clock jumped ahead by an hour or by fifty years, simple ages would make all items
+old at once. Such ages would affect even keys that clients still resend and outputs that nobody has read. So an age is the sum of the steps
+between consecutive items, and each step counts only up to a limit.
 """
 
 import itertools
@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 
 
 def instant(now_s: float) -> str:
-    """Return the UTC time in the format of manifests."""
+    """Return the UTC time in the format used in manifests."""
     return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def step_ns(before_ns: int, after_ns: int, step_ns_max: int) -> int:
-    """Return the length of one step in nanoseconds, at most `step_ns_max`; 0 if the clock was set back."""
+    """Return the length of one step in nanoseconds, limited to `step_ns_max`, or 0 if the clock was set back."""
     return min(max(after_ns - before_ns, 0), step_ns_max)
 
 

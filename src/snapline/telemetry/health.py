@@ -1,13 +1,16 @@
-"""Serve liveness and readiness of a process through gRPC's health service, also at a port that needs no certificate.
+"""Serve the liveness and readiness of a process through gRPC's health service, also at a port that needs no
+certificate.
 
-Container supervisors check health without certificates, and fail in the TLS handshake. `--health` opens a port where
-only health is served. A caller can read two states and nothing else.
+Container supervisors check health without certificates, so they would fail in the TLS handshake. `--health` opens a
+port that only serves health. A caller can read two states and nothing else.
 
-Only `Check` is served there, which is answered at once. `Watch` would hold a slot for as long as its caller likes: 64 foreign calls would leave
-no slot for the probes of Kubernetes, which would then kill the process.
+The port only serves the method `Check`, which is answered at once. A call of `Watch` would hold a slot for as long as
+its caller wants. Then 64 foreign calls would leave no slot for the probes from Kubernetes, and Kubernetes would kill
+the process.
 
-There are two names because the checks have different consequences. A supervisor restarts a process that is not *alive*. A restart cannot restore
-a lost majority, so this name depends on no other process. For a process that is not *ready* the supervisor only waits.
+The service has two names because the two checks have different consequences. A supervisor restarts a process that is
+not *alive*. A restart cannot restore a lost majority, so the name for *alive* depends on no other process. If a process
+is not *ready*, the supervisor only waits.
 """
 
 from collections.abc import Iterable
@@ -23,13 +26,17 @@ from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 
 ALIVE, READY = "alive", "ready"
-"""Names in the health service. A coordinator is ready while it is connected to a majority; a host is ready once it has joined its fleet."""
+"""Names in the health service. A coordinator is ready while it is connected to a majority. A host is ready once it has
+joined its fleet.
+"""
 
 CHECKS_MAX = 64
-"""Largest number of concurrent calls at a health port: a supervisor makes one at a time."""
+"""Maximum number of concurrent calls at a health port. A supervisor makes one call at a time."""
 
 CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
-"""Connections at a health port, and idle time until one is closed. A foreign client can make gRPC hold some ten MiB of headers on each."""
+"""Maximum number of connections at a health port, and the idle time after which a connection is closed. A foreign
+client can make gRPC hold about ten MiB of headers for each connection.
+"""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
@@ -46,10 +53,10 @@ async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_
 
 
 async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
-    """Serve only health, in plaintext, at `address` until the stack unwinds; do nothing if `address` is empty.
+    """Serve only health, in plaintext, at `address` until the stack unwinds. If `address` is empty, serve nothing.
 
     Raises:
-        AddressError, AddressBusyError: the process cannot listen at the address.
+        AddressError, AddressBusyError: If the process cannot listen at the address.
     """
     if not address:
         return
@@ -78,10 +85,10 @@ async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthS
 
 
 async def is_serving(address: str, name: str, timeout_s: float) -> bool:
-    """Return whether the process with a health port at `address` reports this name as serving.
+    """Return whether the process with the health port `address` reports this name as serving.
 
     Raises:
-        grpc.RpcError: the deadline passed before an answer arrived, or the process does not know the name.
+        grpc.RpcError: If the deadline passed before an answer arrived, or the process does not know the name.
     """
     async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

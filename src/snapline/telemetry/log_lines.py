@@ -1,28 +1,31 @@
 """Format the log lines of a process as text, or as JSON objects that name their subject.
 
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
-    {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
+    {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3:
+    …","fleet":"bank","host":"h1","epoch":7}
 
-Code of agents that uses `logging` is in these logs too. A JSON line has `time` (UTC), `level`, `logger`, `message`, for an error `traceback`,
-and these ids. Unknown ones are omitted; threads other than the main one log only the ids of the process.
+If the code of agents uses `logging`, its log lines are in these logs too. A JSON line has the fields `time` (UTC),
+`level`, `logger` and `message`. An error also has the field `traceback`. The other fields are ids, as listed below.
+Unknown ids are omitted. Threads other than the main thread log only the ids of the process.
 
 - `fleet`, and `host` or `replica`: the process.
 - `host_start`, `plan`, `epoch`: number of this start of the host, the plan that is applied, and the newest epoch known to have begun.
 - `agent`, `incarnation`: agent whose turn or step runs.
 - `request`, `call`: id and name of the call that is being served; streams have none.
 
-The last error of a process (`snapline: …`), and prints of a fleet's own code, are not JSON.
+The last error of a process (`snapline: …`) and the text that a fleet's own code prints are not JSON.
 
-Bound ids come from three sources; a later source overrides an earlier one:
+Bound ids come from three sources. A later source in this list overrides an earlier source:
 
 1. the ids given at the start of the process;
 2. the scope of the task that logs, such as an RPC or an agent's waiting turn;
 3. the state of the host or leader, which is read only when something is logged.
 
-`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further effort.
-Tasks and timers that a task starts inherit its ids. Closing the scope removes the ids, which timers would otherwise keep for ever.
+`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further
+effort. Tasks and timers inherit the ids of the task that starts them. Closing the scope removes the ids. Otherwise
+timers would keep the ids for ever.
 
-Times are UTC in both forms: logs of several machines are merged (`snapline logs`).
+Times are UTC in both forms, since `snapline logs` merges the logs of several machines.
 """
 
 import contextlib
@@ -51,11 +54,11 @@ class LogScope:
         self.ids: Ids = {**_open_ids(), **ids}
 
     def enter(self) -> None:
-        """Make this the scope for the rest of the current task or context."""
+        """Use this scope for the rest of the current task or context."""
         _SCOPE.set(self)
 
     def close(self, _: object = None) -> None:
-        """Close the scope. The ignored parameter lets a task use this as its done callback."""
+        """Close the scope. Because of the ignored parameter, this method can be the done callback of a task."""
         self.ids = {}
 
 
@@ -68,7 +71,7 @@ def _open_ids() -> Ids:
 
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""Fields of every log record; all others come from `extra`."""
+"""Fields that every log record has. All other fields of a record come from `extra`."""
 
 
 class BoundIds:
@@ -86,7 +89,9 @@ class BoundIds:
 
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
-        """Add the ids that `read` returns to this thread's log lines while the context is open; other threads may log about other subjects."""
+        """Add the ids that `read` returns to this thread's log lines while the context is open. Lines of other threads
+        do not get these ids, since they may concern other subjects.
+        """
         self._read, self._thread = read, threading.get_ident()
         try:
             yield
@@ -94,7 +99,7 @@ class BoundIds:
             self._read = None
 
     def now(self) -> dict[str, object]:
-        """Return all ids that apply to the calling code, without unknown ones ("", 0, None)."""
+        """Return all ids that apply to the calling code. Unknown ids ("", 0 or None) are omitted."""
         ids = {**self._ids, **_open_ids()}
         if self._read is not None and threading.get_ident() == self._thread:
             ids.update({name: value for name, value in self._read().items() if value})
@@ -102,7 +107,7 @@ class BoundIds:
 
 
 class TextLines(logging.Formatter):
-    """Formatter for people: the time, level, logger and message."""
+    """Formatter for readers. A line has the time, level, logger and message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -110,12 +115,13 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # name of the base class
+    # The base class defines this name.
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _instant(record.created, "milliseconds")
 
 
 class JsonLines(logging.Formatter):
-    """Formatter for programs: one JSON object on a line."""
+    """Formatter for programs. Each line is one JSON object."""
 
     def __init__(self, bound: BoundIds) -> None:
         super().__init__()
@@ -135,7 +141,8 @@ class JsonLines(logging.Formatter):
         fields = {**fields, **self._bound.now(), **extra, **fields}
         try:
             return printable(json.dumps(fields, ensure_ascii=False, allow_nan=False, default=repr))
-        except (TypeError, ValueError, RecursionError):  # a key that is not text, a circular reference, an infinity
+        # Caused by a key that is not text, a circular reference or an infinity.
+        except (TypeError, ValueError, RecursionError):
             return printable(json.dumps({name: _plain(value) for name, value in fields.items()}, ensure_ascii=False))
 
     def _traceback(self, record: logging.LogRecord) -> str:
@@ -146,7 +153,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(form: str, level: str, bound: BoundIds, stream: TextIO | None = None) -> logging.Handler:
-    """Log records of `level` and above to `stream`, by default stderr, in this format; return the handler."""
+    """Log records of `level` and above in this format to `stream`, which is stderr by default. Return the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(bound) if form == JSON else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

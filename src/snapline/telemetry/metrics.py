@@ -1,12 +1,14 @@
-"""Define the metrics of a process for monitoring systems: families, and distributions of durations.
+"""Define the metrics of a process for monitoring systems. The metrics consist of families and of distributions of
+durations.
 
-Theory of operation. Cores do not know about metrics. They keep the counts that they need themselves, and adapters see events, so a process
-has the values anyway. `metrics_server.py` reads them on request; they cost nothing on the path of a message. Each kind of
-process declares its families in a table (`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`); docs/metrics.md shows these
-tables, and a test compares them.
+Theory of operation. Cores do not know about metrics. Cores keep the counts that they need themselves, and adapters see
+events, so a process has the values anyway. `metrics_server.py` reads the values on request, so they add no work to the
+delivery of a message. Each kind of process declares its families in a table
+(`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`); docs/metrics.md shows these
+tables, and a test compares the document with them.
 
-No family has a label with an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each
-for weeks. Each family has a few fixed label values.
+No family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system
+would keep a series for each of them for weeks. Each family has a few fixed label values.
 """
 
 from bisect import bisect_left
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 PREFIX = "snapline_"
-"""Prefix of every metric name: a monitoring system has metrics of many programs."""
+"""Prefix of every metric name. It is needed because a monitoring system has the metrics of many programs."""
 
 COUNTER, GAUGE, HISTOGRAM, SUMMARY = "counter", "gauge", "histogram", "summary"
 
@@ -24,7 +26,8 @@ SECONDS = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 
 
 class Distribution:
-    """Histogram of values: `counts[i]` is the number of values above `bounds[i - 1]` and at most `bounds[i]`; the last count has no upper bound.
+    """Histogram of values. `counts[i]` is the number of values above `bounds[i - 1]` that are at most `bounds[i]`. The
+    last count has no upper bound.
 
     Attributes:
         sum: sum of all values.
@@ -48,7 +51,7 @@ class Distribution:
         return sum(self.counts)
 
     def cumulative_counts(self) -> list[tuple[float, int]]:
-        """Return each bound with the number of values not above it; the last bound is infinite."""
+        """Return each bound with the number of values that are not above the bound. The last bound is infinite."""
         cumulative, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
@@ -57,13 +60,13 @@ class Distribution:
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Values of one meaning, each with its labels.
+    """A metric family, whose values have the same meaning and differ in their labels.
 
     Attributes:
         name: the name without `PREFIX`; the unit comes last.
-        kind: "counter", "gauge", "histogram", or "summary": a count and a sum.
+        kind: "counter", "gauge", "histogram" or "summary". A summary consists of a count and a sum.
         text: the meaning of a value, as a sentence.
-        flink: the name in Apache Flink; "": Flink has no equivalent.
+        flink: the name of the equivalent metric in Apache Flink, or "" if Flink has no equivalent.
         labels: names of the labels.
     """
 
@@ -80,7 +83,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """Value of a summary: count and sum."""
+    """Value of a summary, which consists of a count and a sum."""
 
     count: float
     sum: float
@@ -89,7 +92,9 @@ class Total(msgspec.Struct, frozen=True):
 Value = float | Distribution | Total
 
 Readings = Mapping[str, Value | Mapping[tuple[str, ...], Value]]
-"""Values by family name: one value, or values by labels. A family without an entry has no value at the moment."""
+"""The current values by family name. An entry is one value, or values by labels. A family without an entry has no value
+at the moment.
+"""
 
 PROCESS_INFO = Family(
     "process_info",

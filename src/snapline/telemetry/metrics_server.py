@@ -1,10 +1,12 @@
 """HTTP server for the metrics of a process: `GET /metrics`, in Prometheus' text format or in OpenMetrics.
 
-`--metrics` opens it, under the same rules as `--listen`: without certificates it listens on this machine only, unless the user gives
-`--insecure`. With certificates a caller needs a role that may call `Status` (`rpc_authorization.py`).
+`--metrics` opens the server, under the same rules as `--listen`. Without certificates the server listens on this
+machine only, unless the user gives `--insecure`. With certificates a caller needs a role that may call `Status`
+(`rpc_authorization.py`).
 
-The server reads the values on request, on the process's own event loop, so the values do not change meanwhile. Without requests metrics
-cost nothing. The server implements a minimum of HTTP: one request for each connection, a head of some kilobytes, no body.
+The server reads the values on request, on the process's own event loop, so the values do not change meanwhile. If
+nothing requests the metrics, they take no time. The server implements only a small part of HTTP. It accepts one request
+for each connection, with a head of a few kilobytes and without a body.
 """
 
 import asyncio
@@ -44,13 +46,17 @@ PATH = "/metrics"
 READERS = RPC_RULES["/snapline.protos.v1.Coordinator/Status"].roles
 
 HEAD_BYTES_MAX = 16 * 1024
-"""Largest head of a request: monitoring systems send some hundred bytes."""
+"""Maximum size of a request's head in bytes. Monitoring systems send a few hundred bytes."""
 
 REQUEST_S_MAX = 10.0
-"""Time limit for the handshake, the head, reading the metrics, and sending the answer: Prometheus itself waits as long."""
+"""Time limit for the handshake, receiving the head, reading the metrics, and sending the answer. Prometheus itself
+waits for the same time.
+"""
 
 CONNECTIONS_MAX = 16
-"""Largest number of connections: one or two monitoring systems ask every few seconds. Beyond it the server closes the oldest one."""
+"""Maximum number of connections. One or two monitoring systems request the metrics every few seconds. If there are more
+connections, the server closes the oldest connection.
+"""
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -74,8 +80,9 @@ class MetricsPlace(NamedTuple):
     """Location of a process's metrics.
 
     Attributes:
-        address: "host:port"; "" if metrics are not served.
-        file: file for Prometheus' `file_sd_configs` with this one target, written when the address is known; None if no file is written.
+        address: the address as "host:port", or "" if metrics are not served.
+        file: file for Prometheus' `file_sd_configs` with this one target, or None if no file is written. The file is
+            written when the address is known.
     """
 
     address: str = ""
@@ -83,7 +90,7 @@ class MetricsPlace(NamedTuple):
 
 
 class MetricsServer:
-    """HTTP server that answers until it is closed."""
+    """HTTP server for metrics, which answers until it is closed."""
 
     def __init__(
         self,
@@ -93,7 +100,9 @@ class MetricsServer:
         read: Callable[[], Awaitable[Readings]],
         security: Security,
     ) -> None:
-        """Create the server. `role`, `name`: identity of this process. `read` returns the current values, and may raise SnaplineError."""
+        """Create the server. `role` and `name` identify this process. `read` returns the current values, and may raise
+        SnaplineError.
+        """
         self._read = read
         self._security = security
         self._exposition = _Exposition((PROCESS_INFO, *families))
@@ -101,12 +110,12 @@ class MetricsServer:
         self._open: list[asyncio.Transport] = []
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:
-        """Listen at `address` until the stack unwinds; return the address with its port.
+        """Listen at `address` until the stack unwinds. Return the address with its port.
 
         Raises:
-            UsageError: the address is invalid, or certificates are required to listen on it.
-            AddressError: the address does not belong to this machine.
-            AddressBusyError: the port stays in use, or the name unknown.
+            UsageError: If the address is invalid, or certificates are required to listen on it.
+            AddressError: If the address does not belong to this machine.
+            AddressBusyError: If the port stays in use, or the name stays unknown.
         """
         host, _, port = address.rpartition(":")
         if address.startswith("unix:") or not port.isdecimal():
@@ -136,7 +145,7 @@ class MetricsServer:
             self._open.pop(0).abort()
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
-                await asyncio.sleep(0)  # a newer connection may close this one before its handshake
+                await asyncio.sleep(0)  # a newer connection may close this connection before its handshake
                 if transport.is_closing():
                     return
                 if not self._security.is_tls:
@@ -152,7 +161,7 @@ class MetricsServer:
         finally:
             if transport in self._open:
                 self._open.remove(transport)
-            transport.abort()  # a client that does not read would keep it open
+            transport.abort()  # a client that does not read would keep the connection open
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._security.is_tls:
@@ -172,7 +181,7 @@ class MetricsServer:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Return why the caller may not read the metrics; "" if it may."""
+        """Return why the caller may not read the metrics, or "" if the caller may read them."""
         if not self._security.is_tls:
             return ""
         shown = writer.get_extra_info("ssl_object").getpeercert() or {}
@@ -204,9 +213,8 @@ class MetricsServer:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Free the 256 KiB that a failed handshake retains.
-
-    Its errors and frames form a reference cycle, and the garbage collector runs rarely.
+    """Free the 256 KiB that a failed handshake retains. The errors and frames of the handshake form a reference cycle,
+    and the garbage collector runs rarely.
     """
     while error is not None:
         error.__traceback__ = None
@@ -216,7 +224,7 @@ def _drop_tracebacks(error: BaseException | None) -> None:
 class _Exposition:
     """Renders the values, and those of the process and of Python, as text.
 
-    Created once, when the port opens: its library takes 0.1 s to import.
+    The object is created once, when the port opens, since its library takes 0.1 s to import.
     """
 
     def __init__(self, families: Iterable[Family]) -> None:
@@ -231,7 +239,7 @@ class _Exposition:
         GCCollector(registry=self._registry)
 
     def write(self, readings: Readings, accepted: str) -> tuple[str, bytes]:
-        """Return content type and text, in the format that the header `Accept` requests."""
+        """Return the content type and the text of the metrics, in the format that the header `Accept` requests."""
         from prometheus_client.exposition import choose_encoder
 
         encode, kind = choose_encoder(accepted)
@@ -239,7 +247,7 @@ class _Exposition:
         return kind, encode(self._registry)
 
     def collect(self) -> "Iterable[Metric]":
-        """Yield the metrics; called by the library."""
+        """Yield the metrics. The library calls this method."""
         unknown = set(self._readings) - {family.name for family in self._families}
         assert not unknown, f"figures without a family: {', '.join(sorted(unknown))}"
         return [
@@ -285,10 +293,10 @@ def _text(code: int, text: str) -> _Answer:
 async def open_metrics_server(
     stack: AsyncExitStack, make_server: Callable[[], MetricsServer], place: MetricsPlace, name: str
 ) -> None:
-    """Serve metrics at `place` until the stack unwinds, and log the URL; do nothing if it has no address.
+    """Serve metrics at `place` until the stack unwinds, and log the URL. If `place` has no address, do nothing.
 
     Raises:
-        UsageError, AddressError: see `MetricsServer.listen`; the file cannot be written.
+        UsageError, AddressError: If `MetricsServer.listen` raises them, or the file cannot be written.
     """
     if not place.address:
         return

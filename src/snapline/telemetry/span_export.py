@@ -1,19 +1,22 @@
 """Export the spans of a process to a collector, with a bounded queue, one exporting thread, and a count of dropped spans.
 
-Theory of operation. An ended span is put into a queue, which never blocks: if the queue is full the span is dropped and counted. One
-thread takes spans in batches and passes them to OpenTelemetry's exporter, which may wait for a collector for any time. So a slow or missing
-collector causes a loss of spans and no other harm. OpenTelemetry's own processor drops the oldest spans without reporting their number. It
-also starts a thread in every forked child, which children that capture state by fork must not have.
+Theory of operation. An ended span is put into a queue, which never blocks. If the queue is full, the span is dropped
+and counted. One thread takes spans in batches from the queue and passes them to OpenTelemetry's exporter, which may
+wait for a collector for any time. So a slow or missing collector causes a loss of spans and no other harm.
+OpenTelemetry's own processor drops the oldest spans without reporting their number. This processor also starts a thread
+in every forked child. Children that capture state by fork must not have such a thread.
 
-Two providers share the queue. Snapline's provider takes every span, since sampling was decided when the request arrived. The other provider
-is for libraries that handlers use, if the program has set no provider. It exports the libraries' spans within traced turns only.
+Two providers share the queue. Snapline's provider takes every span, since the sampling decision was made when the
+request arrived. The other provider is for libraries that handlers use, if the program has set no provider. The second
+provider exports the libraries' spans within traced turns only.
 
-The span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds. So a traced turn has a `QuickSpan`, which
-only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add attributes and
-events as usual. OpenTelemetry's limits do not apply to it, so `ATTRIBUTES_MAX` limits both.
+Most of the time for tracing a turn is needed for the span, and OpenTelemetry's own span takes thirty microseconds. So a
+traced turn has a `QuickSpan`, which only stores its data. The exporting thread converts the `QuickSpan` to a
+`ReadableSpan`. For handlers the `QuickSpan` is the current span, and they may add attributes and events as usual.
+OpenTelemetry's limits do not apply to a `QuickSpan`, so `ATTRIBUTES_MAX` limits its attributes and events.
 
-Several processes report parts of an epoch or of a recovery, which form one trace. The ids are derived from the store and the number, so
-processes need not exchange them.
+Several processes report parts of an epoch or of a recovery, and these parts form one trace. The trace's ids are derived
+from the store and from the number of the epoch or plan, so processes need not exchange the ids.
 """
 
 import logging
@@ -46,17 +49,17 @@ if TYPE_CHECKING:
     import requests
 
 ANSWER_BYTES_MAX = 64 * 1024
-"""Largest answer of a collector; it contains little more than the number of accepted spans."""
+"""Maximum size of a collector's answer. An answer contains little more than the number of accepted spans."""
 
 ATTRIBUTES_MAX = 128
-"""Largest number of attributes, and of events, of one span: OpenTelemetry's own limit."""
+"""Maximum number of attributes of one span, and also of its events. OpenTelemetry has the same limit."""
 
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("snapline")
 
 
 class SpanIds(msgspec.Struct, frozen=True):
-    """Ids of one span, and of its trace."""
+    """Ids of one span and its trace."""
 
     trace: int
     span: int
@@ -78,11 +81,11 @@ def _derived(what: str, store: str, number: int) -> SpanIds:
 
 
 class QuickSpan(trace.Span):
-    """Span of one traced turn; see the module.
+    """Span of one traced turn, as described in the module's docstring.
 
     Attributes:
-        name, kind, attributes, events, start_ns, end_ns: its exported fields; `end_ns` 0: it has not ended.
-        parent: parent span; None: the span is the root of a trace.
+        name, kind, attributes, events, start_ns, end_ns: the exported fields. `end_ns` is 0 if the span has not ended.
+        parent: parent span, or None if the span is the root of a trace.
     """
 
     __slots__ = ("_context", "_status", "attributes", "end_ns", "events", "kind", "name", "parent", "start_ns")
@@ -96,7 +99,7 @@ class QuickSpan(trace.Span):
         *,
         span: int = 0,
     ) -> None:
-        """`span`: id of the span; 0: a random id."""
+        """Create the span. `span` is the id of the span, or 0 for a random id."""
         self.name, self.kind, self.parent, self.attributes = name, kind, parent, attributes
         self.events: list[Event] = []
         self.start_ns, self.end_ns = time.time_ns(), 0
@@ -105,7 +108,7 @@ class QuickSpan(trace.Span):
         self._context = trace.SpanContext(trace_id, span or random.getrandbits(64) | 1, False, SAMPLED)
 
     def readable(self, resource: Resource) -> ReadableSpan:
-        """Return the span for an exporter."""
+        """Return the span in the form that an exporter accepts."""
         own, parent = self._context, self.parent
         above = None if parent is None else trace.SpanContext(parent.trace, parent.span, True, SAMPLED)
         return ReadableSpan(
@@ -154,25 +157,30 @@ class QuickSpan(trace.Span):
         self.add_event("exception", {**details, **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
-        """Record the end time; the starter of the span exports it."""
+        """Record the end time. The code that started the span exports it."""
         self.end_ns = self.end_ns or end_time or time.time_ns()
 
 
 log = logging.getLogger("snapline.spans")
 
 QUEUE_SPANS_MAX = 8192
-"""Largest number of queued spans: some 20 MB, enough for a busy host while a collector restarts."""
+"""Maximum number of queued spans. A full queue takes about 20 MB, and is long enough for a busy host while a collector
+restarts.
+"""
 
 BATCH_SPANS_MAX = 512
-"""Largest number of spans in a batch, as in OpenTelemetry's own processor."""
+"""Maximum number of spans in a batch, as in OpenTelemetry's own processor."""
 
 DELAY_S = 1.0
-"""Longest wait of a span for others of its batch: a request to a collector takes two milliseconds, however few spans it has.
+"""Maximum time that a span waits for other spans of its batch. A request to a collector takes two milliseconds, even if
+it has few spans.
 
-A process that is killed loses the spans of this time. OpenTelemetry's default of 5 s would lose too much of a recovery."""
+A process that is killed loses the spans that ended within this time. OpenTelemetry's default of 5 s would lose too much
+of a recovery.
+"""
 
 CLOSE_S_MAX = 2.0
-"""Longest wait for the spans left when a process ends."""
+"""Maximum wait for the export of the remaining spans when a process ends."""
 
 SERVICE = "snapline"
 
@@ -180,11 +188,13 @@ CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
 )
-"""Variables that make OpenTelemetry use a session of its own, which reads answers without a bound."""
+"""Environment variables that make OpenTelemetry use its own session, which reads answers without a size limit."""
 
 
 class IdentityHashedResource(Resource):
-    """Resource with a cheap hash: OpenTelemetry's encoder hashes it for every span, by way of JSON."""
+    """Resource with a cheap hash. OpenTelemetry's encoder hashes the resource for every span, and the inherited hash
+    converts the resource to JSON.
+    """
 
     def __hash__(self) -> int:
         return id(self)
@@ -209,13 +219,13 @@ class SpanQueue(SpanProcessor):
         self._thread.start()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Called by OpenTelemetry, on any thread."""
+        """Queue an ended span. OpenTelemetry calls this method on any thread."""
         context = span.context
         if context is not None and context.trace_flags.sampled:
             self.put(span)
 
     def put(self, span: ReadableSpan | QuickSpan) -> None:
-        """Queue an ended span. Thread-safe."""
+        """Queue an ended span. This method is thread-safe."""
         if len(self._waiting) >= QUEUE_SPANS_MAX or self._is_closed:
             self.dropped += 1
             return
@@ -242,7 +252,9 @@ class SpanQueue(SpanProcessor):
             self._count(len(ended), is_taken=is_taken)
 
     def _count(self, spans: int, *, is_taken: bool) -> None:
-        """Count the spans of a batch; log when failures begin and end, since a collector may be away for days."""
+        """Count the spans of a batch. Log only when failures begin and end, since a collector may be unavailable for
+        days.
+        """
         if is_taken:
             self.exported += spans
         else:
@@ -253,7 +265,7 @@ class SpanQueue(SpanProcessor):
             log.warning("the collector %s (%d dropped so far)", change, self.dropped)
 
     def shutdown(self) -> None:
-        """Export the remaining spans, for at most `CLOSE_S_MAX`."""
+        """Export the remaining spans. This takes at most `CLOSE_S_MAX` seconds."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(CLOSE_S_MAX)
@@ -272,7 +284,7 @@ class PresetIdGenerator(RandomIdGenerator):
         self._next = threading.local()
 
     def preset(self, *, span: int, trace: int = 0) -> None:
-        """Set the ids of the span that this thread starts next; 0: random."""
+        """Set the ids of the span that this thread starts next. For an id of 0, the generator returns a random id."""
         self._next.span, self._next.trace = span, trace
 
     def generate_span_id(self) -> int:
@@ -290,10 +302,10 @@ class SpanExport:
     """The spans of one process.
 
     Attributes:
-        share: share of the requests without a trace that begin one.
+        share: share of the requests without a trace for which a trace is begun.
         tracer: tracer that exports every span.
         queue: ended spans to be exported.
-        resource: identifies this process in each span.
+        resource: description that identifies this process in each span.
     """
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
@@ -321,7 +333,9 @@ class SpanExport:
         attributes: dict[str, str | int | float | bool] | None = None,
         links: tuple[SpanIds, ...] = (),
     ) -> trace.Span:
-        """Start a span below `under`; with `ids`, or with neither, start the root span of a trace. `span`: id of the span; 0: random."""
+        """Start a span whose parent is `under`. With `ids`, or with neither of the two, start the root span of a trace.
+        `span` is the id of the span, or 0 for a random id.
+        """
         parent = trace.set_span_in_context(trace.NonRecordingSpan(under)) if under is not None else Context()
         self._ids.preset(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
         linked = [trace.Link(context_of(ids_of_link)) for ids_of_link in links]
@@ -333,21 +347,23 @@ class SpanExport:
 
 
 def context_of(ids: SpanIds) -> trace.SpanContext:
-    """Return the context of a span of another process."""
+    """Return the context of a span that belongs to another process."""
     return trace.SpanContext(
         ids.trace, ids.span, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
     )
 
 
 def _library_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
-    """Return a provider for libraries: it exports their spans within a traced span."""
+    """Return a provider for libraries. The provider exports the libraries' spans only within a traced span."""
     provider = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
     provider.add_span_processor(queue)
     return provider
 
 
 def _exporter() -> SpanExporter:
-    """Return the exporter that the environment selects: OTLP, unless it is for the console."""
+    """Return the exporter that the environment selects. It is the OTLP exporter, unless the environment selects the
+    console.
+    """
     exporter_name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if exporter_name == "console":
@@ -372,14 +388,16 @@ def _exporter() -> SpanExporter:
 
 
 def _bounded_session() -> "requests.Session":
-    """Return an HTTP session that bounds the collector's answers: an endless answer would fill the memory of the process."""
+    """Return an HTTP session that limits the size of the collector's answers. Otherwise an endless answer would fill
+    the process's memory.
+    """
     import requests
 
     class BoundedSession(requests.Session):
         """Session that reads an answer up to its declared length and up to a limit, and closes a connection that has more data."""
 
         def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-            """Called for each request."""
+            """Send a request, and limit the size of the answer. The library calls this method for each request."""
             response = super().send(request, **{**options, "stream": True})
             size = response.headers.get("Content-Length", "")
             is_small = size.isdecimal() and int(size) <= ANSWER_BYTES_MAX

@@ -1,7 +1,7 @@
 """Define the options for exporting spans to OpenTelemetry, including the share of traced requests.
 
-This module does not import OpenTelemetry. Modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's
-own environment variables set the destination of spans, and the service name.
+This module does not import OpenTelemetry. Modules that import it (`span_export.py` and its users) are imported only
+with `--otel`. OpenTelemetry's own environment variables set the destination of spans, and the service name.
 """
 
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
     """Options given by `--otel`.
 
     Attributes:
-        share: share of the requests without a trace that begin one; None: spans are disabled.
+        share: share of the requests without a trace for which a trace is begun, or None if spans are disabled.
     """
 
     share: float | None = None
@@ -43,10 +43,11 @@ class SpanOptions(msgspec.Struct, frozen=True):
 
 
 def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | None":
-    """Return the exporter of this process's spans, if enabled; close it at the process's end.
+    """Return the exporter for this process's spans, or None if spans are disabled. The caller closes the exporter when
+    the process ends.
 
     Raises:
-        UsageError: OpenTelemetry is not installed, or has no such exporter.
+        UsageError: If OpenTelemetry is not installed, or does not have the exporter that the environment selects.
     """
     if options.share is None:
         return None

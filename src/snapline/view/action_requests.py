@@ -1,17 +1,17 @@
 """Answer requests of operators for the pages of actions, confirmations and outcomes.
 
-This module authorizes the requests; `operator_actions.py` defines the actions.
+This module authorizes the requests, and `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing
-    POST /deeds          submit the form of the confirmation page: runs the action once, and redirects to
+    POST /deeds          submit the confirmation page's form: run the action once, and redirect to
     GET  /deeds/{key}    the outcome of the action
 
-Another site must not run actions through a viewer's browser. The view accepts a form if three conditions hold: the browser reports our own
-origin, the form carries the session's token, which other sites cannot read, and the form's key belongs to a page that this session was
-shown.
+Another site must not run actions through a viewer's browser. So the view accepts a form only if three conditions hold. The browser reports
+the view's own origin. The form carries the session's token, which other sites cannot read. The form's key belongs to a page that was shown
+in this session.
 
-All action pages work without scripts.
+All action pages work in a browser without scripts.
 """
 
 from collections.abc import Awaitable, Callable, Container, Sequence
@@ -54,20 +54,20 @@ SNAPSHOT_COLUMNS = (
 
 
 def action_link(verb: str, words: str, **query: object) -> Markup:
-    """Draw a link to a confirmation page; following it changes nothing."""
+    """Draw a link to a confirmation page. Following the link changes nothing."""
     address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
     return tag("a", words, href=address, class_="deed")
 
 
 def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
-    """Draw links to the actions on a snapshot."""
+    """Draw links to the actions that are possible on a snapshot."""
     restore = (("restore", "Restore"),) if can_restore else ()
     verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
     return tag("p", [action_link(verb, f"{label} epoch {epoch}", snapshot=epoch) for verb, label in verbs])
 
 
 def actions_body(facts: FleetStatus, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
-    """Draw the possible actions. `restorable`: epochs that the fleet can restore."""
+    """Draw the page that lists the possible actions. `restorable` contains the epochs that the fleet can restore."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each action first shows its effects, and runs after confirmation.", class_="quiet")
     now = tag("p", action_link("snapshot", "Take a snapshot"))
@@ -133,7 +133,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
 
 
 def confirmation_body(proposed: ProposedAction, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
-    """Draw the effects of an action, and the button that runs it."""
+    """Draw the confirmation page of an action: its effects, and the button that runs the action."""
     fields = [_field(each) for each in proposed.fields]
     secrets = [tag("input", type="hidden", name=name, value=value) for name, value in hidden]
     button = tag("button", proposed.button, class_="grave" if proposed.is_grave else None)
@@ -155,7 +155,7 @@ def _field(field: ActionField) -> Markup:
 
 
 def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Markup:
-    """Draw the outcome of an action; `outcome` is None while the action is in progress."""
+    """Draw the outcome of an action. `outcome` is None while the action is in progress."""
     title = tag("div", tag("h1", proposed.title), class_="title")
     link_back = tag("a", "Actions", href="/act")
     if outcome is None:
@@ -174,13 +174,13 @@ def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Mar
 
 
 ROLES = (OPERATOR, ADMIN)
-"""Roles that permit the view itself to change the fleet."""
+"""Roles with which the view may change the fleet."""
 
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 """HTTP headers of action pages. With the usual referrer policy, browsers would hide the origin of a form."""
 
 RELOAD_PAGE_S = 2
-"""Time after which the page of an action in progress reloads."""
+"""Time in seconds after which the page of an action in progress reloads."""
 
 Propose = Callable[[FleetStatus, Fields], Awaitable[ProposedAction]]
 
@@ -190,12 +190,13 @@ class NotAllowedError(UsageError):
 
 
 class Operators:
-    """Actions that this fleet allows, and whether the view may perform them."""
+    """The actions on this fleet, and whether the view may run them."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
-        """Set what the view may act on.
+        """Define the fleet and the store on which the view may act.
 
-        `folder`: the fleet's folder, if on this machine. `has_certificates`: if False, everyone may run all actions.
+        `folder` is the fleet's folder if it is on this machine, otherwise None. If `has_certificates` is False, everyone may run all
+        actions.
         """
         self.fleet = fleet = FleetActions(coordinator)
         self.store = StoreActions(coordinator, folder)
@@ -217,7 +218,7 @@ class Operators:
         self.verbs |= of_store if self.store.is_here else {}
 
     def may(self, facts: FleetStatus | None) -> bool:
-        """Return whether the fleet permits the view to run actions."""
+        """Return whether the fleet permits the view to run actions, regardless of the fleet's phase."""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
     def offers(self, facts: FleetStatus | None) -> bool:
@@ -235,7 +236,7 @@ Page = Callable[[str, str, Markup], Response]
 
 
 class ActingPages:
-    """Answers requests of operators. `page(id, title, body)` wraps a screen in the page frame."""
+    """Request handlers for operators' actions. `page(id, title, body)` wraps a screen in the page frame."""
 
     def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
         self._operators = operators
@@ -245,7 +246,7 @@ class ActingPages:
         self._actions = Actions()
 
     async def close(self) -> None:
-        """Stop waiting for outcomes."""
+        """Stop waiting for the outcomes of actions."""
         await self._actions.close()
 
     async def show(self, request: Request) -> Response:
@@ -286,7 +287,7 @@ class ActingPages:
         return response
 
     async def _facts(self) -> FleetStatus:
-        """Return the state of the fleet on which an action is based."""
+        """Return the current state of the fleet on which an action is based."""
         state = await self._watch.now()
         if state.trouble or state.facts is None:
             raise CoordinatorUnavailableError(state.trouble or "the fleet has not answered yet")
@@ -307,7 +308,7 @@ class ActingPages:
 
 
 def foreign_form_reason(request: Request) -> str:
-    """Return the reason why a form does not come from one of our own pages; "" if it does."""
+    """Return the reason why a form does not come from one of our own pages, or "" if it does."""
     if has_no_site_header(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):

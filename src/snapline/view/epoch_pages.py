@@ -1,9 +1,10 @@
 """Draw the screens *Epochs* and *Cut*.
 
-*Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with
-messages in transit.
+*Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. A cut has the form of the
+output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel that has messages in transit.
 
-*Epochs* shows outcome and phases of the newest epochs, and the host that reported last in each. The data comes from the log and survives restarts.
+*Epochs* shows the outcome and phases of the newest epochs, and for each epoch the host that reported last. The data comes from the
+coordinator's log and survives restarts.
 """
 
 import math
@@ -23,14 +24,14 @@ Plain = dict[str, object]
 
 
 class CutMessage(msgspec.Struct, frozen=True):
-    """Message in transit: sent before the cut and not received before it."""
+    """A message in transit, which was sent before the cut but not received before the cut."""
 
     number: int = 0
     message: object = None
 
 
 class CutChannel(msgspec.Struct, frozen=True):
-    """A channel and its messages in transit."""
+    """A channel and the messages in transit on it."""
 
     sender: str
     receiver: str
@@ -38,7 +39,7 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class CutAgent(msgspec.Struct, frozen=True):
-    """One agent in the cut. List items have the same form as in the output of `snapline snapshot show`."""
+    """One agent in the cut. The items of its lists have the same form as in the output of `snapline snapshot show`."""
 
     agent: str
     kind: str = ""
@@ -58,7 +59,7 @@ class CutAgent(msgspec.Struct, frozen=True):
     dead_letter_count: int = 0
 
     def rest(self) -> "Iterator[tuple[str, tuple[Plain, ...] | Plain]]":
-        """Yield name and value of each optional part, which most agents do not have."""
+        """Yield the name and value of each optional part that this agent has. Most agents have none."""
         for name in ("durable_turn", "timers", "outbox", "put_off", "spawns", "dead_letters"):
             value = getattr(self, name)
             if value:
@@ -66,7 +67,7 @@ class CutAgent(msgspec.Struct, frozen=True):
 
 
 class CutFacts(msgspec.Struct, frozen=True):
-    """One snapshot. Times are RFC 3339 in UTC."""
+    """One snapshot. Times are in UTC, in RFC 3339 format."""
 
     epoch: int
     root: str = ""
@@ -83,44 +84,44 @@ class CutFacts(msgspec.Struct, frozen=True):
     channels: tuple[CutChannel, ...] = ()
 
     def messages(self) -> Iterator[tuple[CutChannel, CutMessage]]:
-        """Yield the messages in transit, channel by channel."""
+        """Yield all messages in transit with their channels, ordered by channel."""
         for channel in self.channels:
             for message in channel.in_transit:
                 yield channel, message
 
 
 def cut_of(document: dict[str, object]) -> CutFacts:
-    """Decode the output of `snapline snapshot show`. Raises msgspec.ValidationError if the document is not a snapshot."""
+    """Decode the output of `snapline snapshot show`. Raise msgspec.ValidationError if the document is not a snapshot."""
     return msgspec.convert(document, CutFacts)
 
 
 ROWS_MAX = 100
-"""Largest number of agents, and of messages, shown at once. Viewers search for the others."""
+"""Largest number of agents, and of messages, that a page shows. Viewers find the remaining ones by searching."""
 
 CHANGES_MAX = 200
 """Largest number of differences between two snapshots that are shown."""
 
 AGENT_NODES_MAX = 400
-"""Largest number of values shown from one agent's state. The limit bounds the size of a page with a hundred agents."""
+"""Largest number of values that a page shows from one agent's state. The limit bounds the size of a page with a hundred agents."""
 
 MESSAGE_COLUMNS = (("From", ""), ("To", ""), ("Number", "number"), ("Message", "wide"))
 CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
 
 
 class CutSearch(msgspec.Struct, frozen=True):
-    """Search in a snapshot. `text`: part of a name, a state or a message; `to`: the snapshot to compare with."""
+    """A search in a snapshot. `text` is part of a name, a state or a message. `to` is the snapshot to compare with."""
 
     text: str = ""
     to: str = ""
 
     def finds(self, *values: object) -> bool:
-        """Return whether one of these values contains the text, at any depth."""
+        """Return whether one of these values contains the searched text, at any depth."""
         text = self.text.casefold()
         return not text or any(text in _said(value).casefold() for value in values)
 
 
 def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """Draw the whole screen. `other`: an earlier snapshot to compare with."""
+    """Draw the whole screen *Cut*. `other` is an earlier snapshot to compare with."""
     return join([_title(cut), _figures(cut), _form(cut, search), cut_results(cut, search, other)])
 
 
@@ -191,7 +192,7 @@ def _form(cut: CutFacts, search: CutSearch) -> Markup:
 
 
 def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Markup:
-    """Draw the messages in transit. `shown`: agents whose cards appear below on the page."""
+    """Draw the messages in transit. `shown` contains the agents whose cards appear further down the page."""
     found = [
         (channel, message)
         for channel, message in cut.messages()
@@ -222,7 +223,10 @@ def _agent_link(agent: str, shown: Container[str]) -> Child:
 
 
 def _in_words(message: object) -> object:
-    """Return a message in its usual encoding as a mapping from type name to fields, such as `{"Mass": {"amount": 3}}`."""
+    """Convert a message from its usual encoding to a mapping from type name to fields, such as `{"Mass": {"amount": 3}}`.
+
+    Return any other message unchanged.
+    """
     match message:
         case {"type": str() as name, "fields": fields, **rest} if not rest:
             return {name: fields}
@@ -242,17 +246,17 @@ def _count_text(found: int, total: int, what: str) -> str:
 
 
 CIRCLE_AGENTS_MAX = 32
-"""Largest number of agents in one circle: a circle with more agents is unreadable."""
+"""Largest number of agents in one circle. A circle with more agents would be unreadable."""
 
 RADIUS, MARGIN, NODE = 150.0, 110.0, 5.0
 CURVE = 0.16
-"""Curvature of an arrow, as a fraction of its length. Curved arrows in opposite directions do not cover each other."""
+"""Curvature of an arrow, as a fraction of the arrow's length. Curved arrows in opposite directions do not cover each other."""
 
 
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
-    """Draw the picture.
+    """Draw the picture of the messages in transit.
 
-    `counts`: (sender, receiver) → number of messages. Returns None if no messages are in transit or there are too many agents.
+    `counts` maps (sender, receiver) to the number of messages. Return None if no messages are in transit or there are too many agents.
     """
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= CIRCLE_AGENTS_MAX:
@@ -335,7 +339,7 @@ def _card(agent: CutAgent, *, is_open: bool) -> Markup:
 
 
 def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
-    """Draw the differences between two cuts, by agent."""
+    """Draw the differences between two cuts, grouped by agent."""
     changes = StateChanges(CHANGES_MAX)
     _compare_agents(_comparable(before.agents), _comparable(after.agents), changes)
     _compare_messages(before, after, changes)
@@ -370,7 +374,7 @@ def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], c
 
 
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
-    """Return the values to compare, by agent. Checkpoint numbers are left out because they always differ."""
+    """Return the values to compare, by agent. Omit checkpoint numbers, because they always differ."""
     return {
         each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
         for each in agents
@@ -390,13 +394,13 @@ def _place(message: tuple[str, str, int]) -> str:
 
 
 def _what(change: dict[str, object]) -> Child:
-    """Return the description of a changed value, which is neither an added nor a removed one."""
+    """Draw the details of a difference, or return None if it has none."""
     rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
     return _value(rest) if rest else None
 
 
 BAR, GAP, HEIGHT = 5, 1, 120
-"""Width of a bar, gap between bars, and height of the chart, in SVG units."""
+"""Width of a bar, gap between bars, and height of the chart. All are in SVG units."""
 
 PHASES = (
     ("start", "start_delay_s", "waited for a turn to end"),
@@ -420,7 +424,7 @@ COLUMNS = (
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One host's part of an epoch. Times are in seconds; None if the host's release does not report them."""
+    """One host's part in an epoch. Times are in seconds. A time is None if the host's release does not report it."""
 
     host: str = ""
     agent: str = ""
@@ -431,7 +435,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     store_s: float | None = None
 
     def phases(self) -> list[tuple[str, float, str]]:
-        """Return CSS class, duration and description of each known phase."""
+        """Return the CSS class, duration and description of each known phase."""
         all_phases = [(name, getattr(self, figure), label) for name, figure, label in PHASES]
         return [(name, time_s, label) for name, time_s, label in all_phases if time_s is not None]
 
@@ -459,14 +463,14 @@ class EpochFacts(msgspec.Struct, frozen=True):
 
 
 class EndedEpochs(msgspec.Struct, frozen=True):
-    """Ended epochs recorded in the coordinator's log, oldest first."""
+    """The ended epochs that the coordinator's log records, oldest first."""
 
     protocol: str = ""
     epochs: tuple[EpochFacts, ...] = ()
 
 
 def epochs_body(document: dict[str, object]) -> Markup:
-    """Draw the screen from the output of `snapline snapshot history -o json`."""
+    """Draw the screen *Epochs* from the output of `snapline snapshot history -o json`."""
     history = msgspec.convert(document, EndedEpochs)
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
@@ -480,7 +484,7 @@ def epochs_body(document: dict[str, object]) -> Markup:
 
 
 def no_history() -> Markup:
-    """Draw the notice that the coordinator's release is too old to report the history."""
+    """Draw the screen *Epochs* with a notice that the coordinator's release is too old to report the history."""
     notice = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
     return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", notice, class_="strip warn")])
 
@@ -489,9 +493,9 @@ def no_history() -> Markup:
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """Draw a bar for each epoch, oldest first.
+    """Draw a bar chart with one bar for each epoch, oldest first.
 
-    The longest complete epoch fills the height, because an aborted epoch may have waited for minutes.
+    The longest complete epoch determines the scale, because an aborted epoch may have waited for minutes.
     """
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
@@ -562,7 +566,7 @@ def _why(epoch: EpochFacts) -> Child:
 
 
 def _longest(last: PartFacts) -> str:
-    """Return the phase in which the host spent the most time."""
+    """Describe the phase in which the host spent the most time."""
     phases = last.phases()
     if not phases:
         return "; its release does not say why"

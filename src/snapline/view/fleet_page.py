@@ -1,8 +1,8 @@
 """Draw the pages of the live fleet.
 
-- *Fleet*: hosts and agents, including which agents are busy, parked or waiting; the page updates live.
-- One agent: the agent's state, and what its host reports about it.
-- *Coordinators*: the coordinator's replicas; each replica reports its own state.
+- *Fleet*: the hosts and agents, including which agents are busy, parked or waiting. The page updates live.
+- One agent: the agent's state, and its host's report about the agent.
+- *Coordinators*: the coordinator's replicas, with the state that each replica reports about itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,19 +35,19 @@ from snapline.view.page_elements import DEPTH_MAX, Partial, agent_link, section,
 from snapline.view.watch import ENDED, LatestStatus
 
 ROWS_MAX = 100
-"""Largest number of agents in the table: ten thousand rows are unreadable. Viewers search for the others."""
+"""Largest number of agents in the table, because ten thousand rows are unreadable. Viewers find the remaining agents by searching."""
 
 BUSY_MAX = 20
 NOTICES_OPEN, NOTICES_MAX = 4, 100
-"""Number of concerns shown expanded below the headline, and number shown in all; the rest are collapsed. After an upgrade hundreds of
-agents may be stopped."""
+"""Largest number of concerns that are shown expanded below the headline, and largest number shown in total. Hundreds of agents may be
+stopped after an upgrade."""
 
 HOSTS_NAMED = 5
 TILES_MIN = 13
-"""Smallest number of hosts for which tiles are drawn as well, because a table of a hundred hosts does not fit a screen."""
+"""Smallest number of hosts for which the page also shows tiles, because a table of a hundred hosts does not fit on a screen."""
 
 LOADS = 5
-"""Number of colour shades of tiles, by load."""
+"""Number of colour shades that show the load of a host in its tile."""
 
 HOST_COLUMNS = (
     *(("Host", ""), ("State", ""), ("Agents", "number"), ("Turns / s", "number"), ("Busy", "number")),
@@ -58,7 +58,7 @@ AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
-    """Search for agents. `text` matches part of the name; `host` and `state` match exactly; "" matches all agents."""
+    """A search for agents. `text` matches part of the name. `host` and `state` must match exactly. An empty value matches all agents."""
 
     text: str = ""
     host: str = ""
@@ -77,9 +77,9 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen *Fleet*.
+    """Draws the screen *Fleet* and caches its parts.
 
-    The results of one search and the hosts, which are the same for all viewers, are cached until they change.
+    The table of hosts and the results of each search are the same for all viewers, so they are cached until they change.
     """
 
     SEARCHES_KEPT = 64
@@ -93,7 +93,7 @@ class FleetScreen:
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
     def pieces(self, standing: LatestStatus, search: AgentSearch) -> list[Partial]:
-        """Return the pieces that may change."""
+        """Return the elements of the screen that may change."""
         return [*self._tops(standing, search), *self._rows(standing)]
 
     def _rows(self, standing: LatestStatus) -> list[Partial]:
@@ -116,7 +116,7 @@ class FleetScreen:
     def _section(self, standing: LatestStatus, search: AgentSearch) -> Partial:
         """Return the search form with its results.
 
-        The form is sent again only when its choices change, since a viewer may be typing into it.
+        The form is sent again only when its choices change, because a viewer may be typing into it.
         """
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
@@ -136,11 +136,11 @@ class FleetScreen:
 
 
 LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a look: ", "good": "All is well: "}
-"""First words of the headline by tone, for readers who cannot see the colours."""
+"""First words of the headline, by tone, for readers who cannot see the colours."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Notice about the whole fleet. `text` and `remedy` are sentences without the final full stop."""
+    """A notice about the whole fleet. `text` and `remedy` are sentences without the final full stop."""
 
     tone: Tone
     text: str
@@ -165,7 +165,7 @@ def _notices(standing: LatestStatus) -> Markup:
 
 
 def _all_notices(facts: FleetStatus) -> list[Notice]:
-    """Return all notices, at least one, the most serious first."""
+    """Return all notices, ordered from the most to the least serious. There is at least one."""
     notices: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
@@ -330,7 +330,10 @@ def _number(value: int, kind: str = "") -> Markup:
 
 
 def _bar(words: str, value: float, most: float) -> Markup:
-    """Draw a number with a bar for its share of the largest number. The bar is an SVG, since the page's policy forbids inline styles."""
+    """Draw a number with a bar that shows its ratio to the largest number.
+
+    The bar is an SVG, because the page's content security policy forbids inline styles.
+    """
     width = 0 if most <= 0 else max(0, min(100, round(100 * value / most)))
     bar = tag("rect", class_="bar-fill", width=width, height=4)
     drawn = tag("svg", bar, class_="bar", viewBox="0 0 100 4", preserveAspectRatio="none", aria_hidden="true")
@@ -396,7 +399,7 @@ def _found(standing: LatestStatus, search: AgentSearch) -> Markup:
 
 
 def _form(standing: LatestStatus, search: AgentSearch) -> tuple[Markup, str]:
-    """Return the form, and a key of the values on which its choices depend."""
+    """Return the search form, and a key that changes when the form's choices change."""
     hosts = [host.host for host in _hosts(standing)]
     states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
     field = tag("input", type="search", name="q", value=search.text, placeholder="Part of a name", aria_label="Name")
@@ -489,11 +492,14 @@ def _replica_row(replica: AskedReplica, leader: ReplicaStatus | None) -> Markup:
 AGENT_HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 
 OPEN_BYTES_MAX = 2_000
-"""Largest state, in bytes of JSON, that is shown expanded. The fields of a larger state are collapsed."""
+"""Largest state, in bytes of JSON, that the page shows expanded. The fields of a larger state are collapsed."""
 
 
 def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
-    """Draw the answer of `Client.describe` and the agent's state. `problem`: reason why the state is not live or is unknown."""
+    """Draw an agent's page from the reply of `Client.describe` and the agent's state.
+
+    `problem` is the reason why the state is unknown or not live.
+    """
     facts = [(name, document.get(name)) for name in document if name not in AGENT_HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
     title = tag(
@@ -509,7 +515,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
 
 
 def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """Draw an agent's page while no host can describe the agent. `problem`: the reason."""
+    """Draw an agent's page while no host can describe the agent. `problem` is the reason for this."""
     title = tag(
         "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
     )

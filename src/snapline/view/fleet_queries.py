@@ -16,11 +16,11 @@ from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0
-"""Longest wait for a replica. A replica answers from memory, and a viewer waits for the page."""
+"""Longest wait for a replica's reply, in seconds. A replica answers from memory, and a viewer waits for the page."""
 
 
 class FleetQueries:
-    """Client of a fleet. Documents have the form that the CLI commands print with `-o json`. Failures raise SnaplineError."""
+    """The view's client of a fleet. Documents have the form that the CLI commands print with `-o json`. Failures raise SnaplineError."""
 
     def __init__(
         self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
@@ -31,7 +31,10 @@ class FleetQueries:
         self._security = security
 
     async def status(self) -> FleetStatus:
-        """Return the output of `snapline status`. The answer may be slightly old, since the view requests it every second."""
+        """Return the output of `snapline status`.
+
+        The status may be slightly out of date, which is harmless because the view requests it every second.
+        """
         return await retry_until_available(lambda: self._coordinator.status(unconfirmed=True))
 
     async def agents(self) -> list[LocatedAgent]:
@@ -63,16 +66,16 @@ class FleetQueries:
         return await retry_until_available(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
-        """Return the output of `snapline snapshot history`; None if the coordinator's release is too old to support it."""
+        """Return the output of `snapline snapshot history`, or None if the coordinator's release is too old to support it."""
         try:
             return await retry_until_available(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
             if "history" not in str(error):
-                raise  # the request itself is wrong; the release is not the cause
+                raise  # the request itself is invalid; the release is not the cause
             return None
 
     async def replicas(self) -> list[AskedReplica]:
-        """Return the replicas that `snapline coordinator members` lists, each with the status that the replica reports itself."""
+        """Return the replicas that `snapline coordinator members` lists, each with the status that it reports about itself."""
         answer = await retry_until_available(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])
@@ -92,11 +95,11 @@ class FleetQueries:
         return msgspec.structs.replace(replica, status=status)
 
     async def waiting(self) -> dict[str, object]:
-        """Return the answer of `Client.waiting`."""
+        """Return the reply of `Client.waiting`."""
         return await self._client.waiting()
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
-        """Return one page of outputs after a cursor. `topic` "": all topics named by agents."""
+        """Return one page of outputs after the cursor `after`. If `topic` is "", the page contains all topics that agents name."""
         return await retry_until_available(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
@@ -106,7 +109,7 @@ class FleetQueries:
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
     ) -> Mapping[str, RecentTrace | None]:
-        """Return each host's events since the host's cursor in `after`; None for a host that does not report."""
+        """Return each host's events since the host's cursor in `after`. The value is None for a host that does not report."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
 
 
@@ -114,10 +117,10 @@ class FleetQueries:
 async def open_fleet_queries(
     address: str, security: Security, name: str
 ) -> AsyncIterator[tuple[FleetQueries, CoordinatorClient]]:
-    """Open a client for the view, with a coordinator client inside. `name`: name of the requester.
+    """Open the view's client and the coordinator client that it uses. `name` is the name of the requester.
 
     Raises:
-        CoordinatorUnavailableError: no coordinator answers at the address.
+        CoordinatorUnavailableError: If no coordinator answers at the address.
     """
     async with await retry_until_available(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)

@@ -1,20 +1,21 @@
-"""Write an HTML file for a bug report: the available screens of a running fleet, or of a store without a running fleet.
+"""Write an HTML file for a bug report. The file contains the available screens of a running fleet, or of a store without a running fleet.
 
-*Screens.* The file has the pages of the view. A sentence replaces an unavailable page, so one failure does not affect the other pages. A
-fleet that does not answer at all is an error: no file is written.
+*Screens.* The file contains the pages of the view. A sentence replaces an unavailable page, so one failure does not affect the other pages.
+If the fleet does not answer at all, the export fails and no file is written.
 
-*File.* The file is self-contained: it has the screens one below the other, with their style and without scripts. Its content security
-policy enforces that: the style is allowed by its digest, everything else is forbidden.
+*File.* The file is self-contained. The file contains the screens one below another, with their style and without scripts. The file's
+content security policy allows the style by its digest and forbids everything else.
 
-*Static markup.* A screen, the output of `markup.tag`, is converted without the parts that need a server. Ids get the screen's name as a
-prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the file does not have the target.
-Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
+*Static markup.* The markup of each screen, which `markup.tag` produced, is converted to markup that needs no server. Ids get the screen's
+name as a prefix, because several screens share one page. A link leads to its target in the file, or becomes text if the file does not
+contain the target. Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
 
-*Redaction.* Of each state, message, output and effect's data, the file shows only the size and a digest. A brute-force search could find a
-short secret from a plain digest. So digests are keyed, and the key is discarded: equal values have equal digests within one file, and a
-digest reveals nothing elsewhere.
+*Redaction.* For each state, message, output and effect, the file shows only the size and a digest of the content. A brute-force search
+could recover a short secret from an unkeyed digest. So digests are keyed, and the key is discarded. Equal values have equal digests within
+one file, but a digest reveals nothing outside the file.
 
-*Store at rest.* Without a running coordinator the file shows the store's snapshots and the external output of the store's fleet.
+*Store at rest.* Without a running coordinator, the file shows the store's snapshots and the external outputs and effects of the store's
+fleet.
 """
 
 import asyncio
@@ -87,7 +88,7 @@ class StoreAtRest:
     """Reads a store without a running fleet. Documents have the form that the CLI commands print with `-o json`."""
 
     def __init__(self, location: str) -> None:
-        """Open the store; raise StoreError if there is no store at the location."""
+        """Open the store. Raise StoreError if there is no store at `location`."""
         self._store = Store.open(location)
         self._outputs = open_store(location)
 
@@ -96,14 +97,17 @@ class StoreAtRest:
         return list_snapshots(self._store)
 
     def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """Return the output of `snapline snapshot show`. Raises NotFoundError, DamagedDataError."""
+        """Return the output of `snapline snapshot show`.
+
+        Raise NotFoundError if the snapshot does not exist, and DamagedDataError if it is damaged.
+        """
         document = show_document(
             self._store, snapshot, describe_state=describe_state, describe_message=describe_payload
         )
         return dict(document)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Return the effects and the newest outputs in the snapshots. Raises DamagedDataError."""
+        """Return the effects and the newest outputs in the snapshots. Raise DamagedDataError if the data is damaged."""
         records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         count = 0
         for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
@@ -114,7 +118,7 @@ class StoreAtRest:
         )
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
-        """Return the newest outputs. Like `newest_outputs`, the search goes further back until enough outputs are found."""
+        """Return the newest outputs. Like `newest_outputs`, search further back in time until enough outputs are found."""
         epochs_back = SEARCH_EPOCHS_FIRST
         while True:
             since = max(0, last_epoch - epochs_back)
@@ -139,7 +143,7 @@ class StoreAtRest:
 
 
 SNAPSHOTS_MAX = 256
-"""Largest number of snapshots listed, the newest ones. The history of epochs has the same limit."""
+"""Largest number of snapshots in the list, which contains the newest snapshots. The history of epochs has the same limit."""
 
 SNAPSHOT_COLUMNS = (
     *(("Epoch", ""), ("Taken", ""), ("Why", ""), ("Plan", "number"), ("Hosts", "number"), ("Agents", "number")),
@@ -148,7 +152,7 @@ SNAPSHOT_COLUMNS = (
 
 
 def store_body(listed: SnapshotList) -> Markup:
-    """Draw the output of `snapline snapshot list -o json`."""
+    """Draw the screen *Store* from the output of `snapline snapshot list -o json`."""
     newest = listed.snapshots[-1] if listed.snapshots else None
     about = [listed.store, *([newest.fleet, newest.protocol] if newest is not None else [])]
     title = tag("div", tag("h1", "Store"), tag("p", " · ".join(filter(None, about)), class_="quiet"), class_="title")
@@ -209,10 +213,11 @@ cx cy d dx dy fill height points r rx ry transform width x x1 x2 y y1 y2 viewBox
 stroke stroke-width stroke-dasharray markerHeight markerWidth orient refX refY
 """
 ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split())
-"""Allowed elements and attributes. Also allowed: `aria-…`, `id`, and attributes that refer to an id."""
+"""Elements and attributes that are allowed in a file. Attributes `aria-…` and `id`, and attributes that refer to an id, are also
+allowed."""
 
 REMOVED_ELEMENTS = frozenset({"form"})
-"""Elements that are removed together with their content."""
+"""Elements that are removed from a file together with their content."""
 
 REMOVED_PREFIXES = ("data-",)
 """Prefixes of attributes that are removed because only scripts read them."""
@@ -221,7 +226,7 @@ IDS = frozenset({"aria-labelledby", "aria-describedby"})
 ARROWHEADS = frozenset({"marker-end", "marker-start"})
 
 LinkTarget = Callable[[str], str | None]
-"""Function that maps the address of a link to the id of its target in the file, or to None."""
+"""Function that maps the address of a link to the id of the link's target in the file, or to None if the file has no such target."""
 
 
 def ids_of(markup: Markup, screen: str) -> set[str]:
@@ -230,10 +235,10 @@ def ids_of(markup: Markup, screen: str) -> set[str]:
 
 
 def standing(markup: Markup, screen: str, place: LinkTarget, ids: Collection[str]) -> Markup:
-    """Return the screen as static markup for a file. `place` finds a link's target in the file. `ids`: all ids in the file.
+    """Convert a screen to static markup for a file. `place` finds a link's target in the file, and `ids` contains all ids in the file.
 
     Raises:
-        ValueError: the screen has markup that is not allowed in a file.
+        ValueError: If the screen contains markup that is not allowed in a file.
     """
     return Markup("".join(_standing_parts(markup, screen, place, ids)))
 
@@ -275,7 +280,7 @@ def _standing_parts(markup: str, screen: str, place: LinkTarget, ids: Collection
 
 
 def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
-    """Return the attributes by name; an attribute without a value has the value None."""
+    """Return the allowed attributes by name. The value of an attribute without a value is None."""
     kept: dict[str, str | None] = {}
     for match in _ATTRIBUTE.finditer(attributes):
         name, value = match[1], None if match[2] is None else unescape(match[2])
@@ -297,7 +302,7 @@ def _target(href: str, screen: str, place: LinkTarget, ids: Collection[str]) -> 
 
 
 def _moment(datetime: str) -> str:
-    """Format a time as `2026-01-01 12:00:00.000`, because a static file cannot show an age."""
+    """Format a time like `2026-01-01 12:00:00.000`, because a static file cannot show an age."""
     return datetime.replace("T", " ").removesuffix("+00:00")
 
 
@@ -310,32 +315,32 @@ def _written(attributes: dict[str, str | None]) -> Iterator[str]:
 
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
-"""Fields of timers, parked messages, dead letters and the like that are not redacted. All other fields may be private."""
+"""Fields of timers, parked messages, dead letters and similar items that are not redacted. All other fields may be private."""
 
 DIGITS = 12
-"""Number of digits of a digest, enough to avoid accidental collisions within a file."""
+"""Number of digits in a digest, which is enough to avoid accidental collisions within a file."""
 
 
 class Redaction:
-    """Removes private contents. Create one instance for each file."""
+    """Removes private contents from the exported data. Create one instance for each file."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def replacement_of(self, value: object) -> str:
-        """Return the text that replaces the value."""
+        """Return the text that replaces `value` in the file."""
         data = msgspec.json.encode(msgspec.to_builtins(value, str_keys=True), order="deterministic")
         digest = hmac.new(self._key, data, hashlib.sha256).hexdigest()[:DIGITS]
         return f"left out: {size(len(data))} of JSON, digest {digest}"
 
     def cut(self, cut: CutFacts, *, kept: int = 0, messages_kept: bool = False) -> CutFacts:
-        """Return the snapshot without contents, except the contents of the first `kept` agents and, with `messages_kept`, of messages."""
+        """Redact a snapshot, except the contents of the first `kept` agents and, if `messages_kept` is set, of messages."""
         agents = [each if number < kept else self._agent(each) for number, each in enumerate(cut.agents)]
         channels = cut.channels if messages_kept else tuple(self._channel(each) for each in cut.channels)
         return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
 
     def waiting(self, facts: WaitingFacts) -> WaitingFacts:
-        """Return the pending work without contents."""
+        """Redact the contents of the pending work."""
         agents = tuple(
             msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
             for each in facts.agents.agents
@@ -348,7 +353,7 @@ class Redaction:
         )
 
     def effects(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Return the effects with agents, names and outcomes, but without contents."""
+        """Redact the contents of the effects. Keep their agents, names and outcomes."""
         return [
             msgspec.structs.replace(
                 each, key=self._text(each.key), arguments=self._text(each.arguments), result=self._text(each.result)
@@ -392,19 +397,23 @@ SNAPSHOT = "snapshot"
 """Id of the snapshot's screen, to which other screens link."""
 
 CUT_CHARACTERS_MAX = 8_000_000
-"""Largest size of the snapshot's screen. A browser opens a screen of this size in a second or two, and bug trackers accept such a file."""
+"""Largest size of the snapshot's screen, in characters. A browser opens a screen of this size in a second or two, and bug trackers accept
+such a file."""
 
 RATE_S = 2.0
-"""Time between the two reads of the fleet's state from which rates are computed. Hosts report their turns once a second."""
+"""Time in seconds between the two reads of the fleet's state from which rates are computed. Hosts report their turns once a second."""
 
 LEDGER_READS = 6
-"""Largest number of reads of the effect ledger, each of at most 8 MiB. The limit keeps the export to some seconds."""
+"""Largest number of reads of the effect ledger, each of at most 8 MiB. The limit keeps the export within some seconds."""
 
 FAILURES = (SnaplineError, msgspec.ValidationError)
 
 
 class ExportedScreen(msgspec.Struct, frozen=True):
-    """One screen of the file. `id`: prefix of the ids in the screen. `epoch`: epoch of the snapshot shown, or 0."""
+    """One screen in the file.
+
+    `id` is the prefix of the ids in the screen. `epoch` is the epoch of the snapshot shown, or 0 if none is shown.
+    """
 
     id: str
     name: str
@@ -416,7 +425,7 @@ class FleetExport:
     """Exports the screens of a running fleet."""
 
     def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
-        """Set the source of the export. `withheld` removes private contents; None: the file includes them."""
+        """Set the source of the export. `withheld` removes private contents. If it is None, the file includes them."""
         self._calls = calls
         self._snapshot = snapshot
         self._redactor = withheld
@@ -427,7 +436,7 @@ class FleetExport:
         """Return the fleet's name and its screens.
 
         Raises:
-            CoordinatorUnavailableError: the fleet does not report its state.
+            CoordinatorUnavailableError: If the fleet does not report its state.
         """
         try:
             return await self._screens()
@@ -487,7 +496,7 @@ async def store_screens(
     """Return the fleet's name and the screens of a store without a running coordinator.
 
     Raises:
-        StoreError: the store is missing or cannot be read.
+        StoreError: If the store is missing or cannot be read.
     """
     listed = store.listed()
     name = next((each.fleet for each in reversed(listed.snapshots) if each.fleet), "")
@@ -521,7 +530,7 @@ NO_RECOVERIES = (
 
 
 def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
-    """Draw one snapshot, with as many contents as the size limit allows."""
+    """Draw the screen of one snapshot, with as many contents as the size limit allows."""
     heading = _title("Snapshot")
     if withheld is not None:
         return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
@@ -544,7 +553,7 @@ def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
 
 
 def _parts(agents: int) -> Iterator[tuple[int, bool]]:
-    """Yield options of decreasing size: number of agents shown with contents, and whether messages are shown with contents."""
+    """Yield choices of decreasing size. Each is the number of agents shown with contents, and whether messages are shown with contents."""
     yield agents, True
     while agents:
         agents //= 2
@@ -561,7 +570,7 @@ def _too_large(kept: int, *, has_messages: bool) -> Markup:
 
 
 async def _screen_or_reason(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
-    """Return a screen, or a screen with the reason why it is unavailable."""
+    """Return the screen that `make` draws. If `make` fails, return a screen that states the reason."""
     try:
         return await make()
     except FAILURES as error:
@@ -593,7 +602,7 @@ article:last-child { border-bottom: 0; }
 
 
 def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
-    """Return the HTML of the file. `about`: time, source and content of the file in a sentence or two."""
+    """Return the HTML of the file. `about` describes the time, source and content of the file in a sentence or two."""
     shown = epoch_of(screens)
     ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
 
@@ -611,7 +620,7 @@ def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Ma
 
 
 def epoch_of(screens: Sequence[ExportedScreen]) -> int:
-    """Return the epoch of the snapshot in the file; 0 if the file has no snapshot."""
+    """Return the epoch of the snapshot in the file, or 0 if the file contains no snapshot."""
     return max([each.epoch for each in screens if each.id == SNAPSHOT], default=0)
 
 
@@ -632,7 +641,7 @@ def _head(fleet: str) -> Markup:
 
 
 def _place(href: str, epoch: int) -> str | None:
-    """Return the id in the file to which an address of the view corresponds; None if the file does not contain the target."""
+    """Return the id in the file to which an address of the view corresponds, or None if the file does not contain the target."""
     parts = urlsplit(href)
     match parts.path.split("/"):
         case ["", ""]:
@@ -647,17 +656,17 @@ def _place(href: str, epoch: int) -> str | None:
 
 
 def check_free(path: Path, *, is_forced: bool) -> None:
-    """Raise UsageError if a file of this name exists and may not be replaced."""
+    """Raise UsageError if a file exists at `path`, unless `is_forced` allows to replace it."""
     if path.exists() and not is_forced:
         raise UsageError(f"{path} is there already: give another name, or --force")
 
 
 def write_file(path: Path, page: str, *, is_forced: bool) -> int:
-    """Write the file atomically, readable by its owner only; return the file's size in bytes.
+    """Write the file atomically, so that only its owner can read it. Return the file's size in bytes.
 
     Raises:
-        UsageError: the file exists already.
-        OSError: the file cannot be written.
+        UsageError: If the file already exists and `is_forced` is False.
+        OSError: If the file cannot be written.
     """
     data = page.encode("utf-8", "replace")
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -1,7 +1,8 @@
-"""Build HTML from values. Values that are not markup are escaped as text, so the content of a fleet cannot inject markup.
+"""Build HTML from values. Values that are not markup are escaped as text, so text from a fleet cannot inject markup.
 
 Text from a fleet may be hostile. A control character is shown as its Unicode picture (␛). A character that reverses, hides or joins text is
-shown as its code point (‹202E›), so that an attacker cannot disguise text. A long text is truncated, with a note.
+shown as its code point (‹202E›), so that an attacker cannot disguise text. A long text is truncated, and a note states the number of
+omitted characters.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from html import escape
 
 TEXT_MAX = 10_000
-"""Largest number of characters of one text in a page. The page shows the number of omitted characters."""
+"""Largest number of characters that a page shows of one text. The page states the number of omitted characters."""
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
@@ -31,7 +32,8 @@ Attribute = str | int | bool | None
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an HTML element.
 
-    The attribute `class_` becomes `class`, `data_age` becomes `data-age`. True is written without a value; None and False are omitted.
+    The attribute `class_` becomes `class`, and `data_age` becomes `data-age`. An attribute that is True is written without a value. An
+    attribute that is None or False is omitted.
     """
     opening = "".join([_attribute(key, value) for key, value in attributes.items()])
     if name in _VOID:
@@ -40,12 +42,12 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Join children in order, ignoring None."""
+    """Return the markup of the children in order. Ignore children that are None."""
     return Markup("".join([_content(child) for child in children]))
 
 
 def shown(text: str, characters_max: int = TEXT_MAX) -> str:
-    """Return the text, truncated, with invisible characters made visible."""
+    """Return the text with invisible characters made visible, truncated to `characters_max` characters."""
     start = text[:characters_max]
     visible = _UNSEEN.sub(_visible, start) if _UNSEEN.search(start) else start
     return visible if len(text) <= characters_max else f"{visible}… {len(text) - characters_max:,} more characters"

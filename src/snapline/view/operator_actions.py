@@ -1,13 +1,13 @@
-"""Run the actions that operators confirm. Each confirmation page belongs to one action, which runs at most once.
+"""Run the actions that operators have confirmed. Each confirmation page belongs to one action, which runs at most once.
 
-Each page has an unguessable key, and its action stores the details shown on the page, such as a host's generation or the plan. So the
-action does exactly what the page showed, even after a change of leader, and regardless of the form's content. If a form is submitted again,
-by a reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect; open a new
-page.
+Each confirmation page has an unguessable key, and its action stores the details that the page shows, such as a host's generation or the
+plan. So the action does exactly what the page showed, even if the leader changes, and whatever the form contains. If a form is submitted
+again by a reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect, and the
+operator has to open a new page.
 
-Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's numbers. Actions
-on stored snapshots (tags, pins and forks) change the store directly, like the CLI commands. They need the fleet's folder on this machine,
-and the coordinator's audit log does not contain them.
+Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's actual numbers.
+Actions on stored snapshots (tags, pins and forks) change the store directly, as the CLI commands do. These actions require the fleet's
+folder on this machine, and the coordinator's audit log does not record them.
 """
 
 import asyncio
@@ -42,14 +42,16 @@ from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
 
 KEPT_MAX = 512
-"""Largest number of confirmation pages kept, with their outcomes. The oldest page whose action is not in progress is removed first."""
+"""Largest number of confirmation pages that are kept with their outcomes. The oldest page whose action is not in progress is removed
+first."""
 
 WAIT_S = 8.0
-"""Longest wait for an action's outcome before the page reports the action as in progress. Most actions take less than a second."""
+"""Longest wait in seconds for an action's outcome before the page reports that the action is in progress. Most actions take less than a
+second."""
 
 
 class ActionOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an action, as a sentence with a link. `is_bad`: the action failed, or its outcome is unknown."""
+    """The outcome of an action, as a sentence with a link. `is_bad` is set if the action failed or its outcome is unknown."""
 
     sentence: str
     address: str = "/"
@@ -61,9 +63,9 @@ Fields = Mapping[str, str]
 
 
 class ActionField(msgspec.Struct, frozen=True):
-    """Form field that the operator fills in.
+    """A form field that the operator fills in.
 
-    `choices`: value and label of each choice; if empty, the field takes text of at most `characters_max`.
+    `choices` contains the value and label of each choice. If it is empty, the operator enters text of at most `characters_max` characters.
     """
 
     name: str
@@ -81,9 +83,9 @@ class ProposedAction(msgspec.Struct, frozen=True):
         button: label of the button.
         sentences: effects of the action.
         do: function that runs the action with the submitted fields.
-        check: address and name of the page that shows whether the action was done when the outcome is unknown.
-        more: content shown below the sentences.
-        is_grave: the action undoes work or stops something.
+        check: address and name of the page that shows whether the action was done. Operators need it if the outcome is unknown.
+        more: content that is shown below the sentences.
+        is_grave: whether the action undoes work or stops something.
     """
 
     title: str
@@ -108,17 +110,17 @@ class _Kept:
 
 
 class Actions:
-    """Proposed actions by key, with their outcomes. Use an instance from one event loop only."""
+    """The proposed actions by key, with their outcomes. Use an instance from one event loop only."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept: dict[str, _Kept] = {}
         self._kept_max = kept_max
 
     def propose(self, session: str, proposed: ProposedAction) -> str:
-        """Store a proposed action; return the key that the form of this session must carry.
+        """Store a proposed action. Return the key that this session's form must carry.
 
         Raises:
-            UsageError: too many actions are in progress.
+            UsageError: If too many actions are in progress.
         """
         while len(self._kept) >= self._kept_max:
             oldest = next((key for key, kept in self._kept.items() if not kept.is_running), None)
@@ -130,10 +132,10 @@ class Actions:
         return key
 
     async def do(self, session: str, key: str, fields: Fields) -> None:
-        """Run the action unless it has already begun; wait up to `WAIT_S` for the outcome.
+        """Run the action unless it has already begun. Wait at most `WAIT_S` seconds for the outcome.
 
         Raises:
-            UsageError: no page of this session has this key.
+            UsageError: If no page of this session has this key.
         """
         kept = self._find(session, key)
         if kept.task is None:
@@ -144,7 +146,7 @@ class Actions:
         """Return the action and its outcome, which is None while the action is in progress.
 
         Raises:
-            UsageError: no page of this session has this key, or its form was not submitted.
+            UsageError: If no page of this session has this key, or the page's form was not submitted.
         """
         kept = self._find(session, key)
         if kept.task is None:
@@ -152,7 +154,7 @@ class Actions:
         return kept.proposed, None if kept.is_running else kept.task.result()
 
     async def close(self) -> None:
-        """Stop waiting for outcomes. The fleet still carries out the requested actions."""
+        """Stop waiting for outcomes. The fleet still carries out the actions that were requested."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -189,18 +191,18 @@ FLEET = ("/", "The fleet")
 
 
 def others_for_agents(facts: FleetStatus, host: HostStatus) -> list[str]:
-    """Return the other hosts to which this host's agents could move."""
+    """Return the hosts to which this host's agents could move."""
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
 
 class FleetActions:
-    """Proposes actions on the fleet. `facts`: latest known state of the fleet. Failures raise SnaplineError."""
+    """Proposes actions on the fleet. The argument `facts` is the fleet's latest known state. Failures raise SnaplineError."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
 
     async def restorable(self) -> frozenset[int]:
-        """Return the epochs that can be restored. Other epochs may still be in the store."""
+        """Return the epochs that can be restored. The store may also contain other epochs."""
         return restorable_epochs(await retry_until_available(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetStatus, query: Fields) -> ProposedAction:
@@ -221,7 +223,7 @@ class FleetActions:
     async def restore(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to restore the whole fleet to a snapshot."""
         preview = await retry_until_available(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
-        token = secrets.token_hex(16)  # a repeated call of this page is the same restore
+        token = secrets.token_hex(16)  # a repeated request from this page means the same restore
 
         async def do(fields: Fields) -> ActionOutcome:
             now = await retry_until_available(self._coordinator.status)
@@ -271,7 +273,7 @@ class FleetActions:
         return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", effects, do)
 
     async def resume(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose to let agents move to a drained host again."""
+        """Propose to allow agents to move to a drained host again."""
         host = _host_of(facts, query)
         effects = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
@@ -350,7 +352,7 @@ ACT = ("/act", "Actions")
 
 
 class KeptSnapshots(msgspec.Struct, frozen=True):
-    """Output of `snapline snapshot list`."""
+    """The output of `snapline snapshot list`."""
 
     snapshots: tuple[SnapshotSummary, ...] = ()
     pins: tuple[int, ...] = ()
@@ -362,7 +364,10 @@ class KeptSnapshots(msgspec.Struct, frozen=True):
 
 
 class StoreActions:
-    """Proposes actions on stored snapshots, which need `folder`, the fleet's folder. Failures raise SnaplineError."""
+    """Proposes actions on stored snapshots.
+
+    These actions require `folder`, which is the fleet's folder on this machine. Failures raise SnaplineError.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
         self._coordinator = coordinator
@@ -374,7 +379,7 @@ class StoreActions:
         return self._folder is not None and (self._folder / STORE_FOLDER).is_dir()
 
     async def kept(self) -> KeptSnapshots:
-        """Return the existing snapshots."""
+        """Return the existing snapshots with their pins and tags."""
         return msgspec.convert(
             await retry_until_available(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots
         )
@@ -472,7 +477,7 @@ class StoreActions:
         return _proposed(f"Fork epoch {chosen.epoch}", effects, do, fields)
 
     async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
-        """Return the requested snapshot and a sentence that describes the snapshot."""
+        """Return the requested snapshot and a sentence that describes it."""
         snapshot = query.get("snapshot", "")
         for each in (await self.kept()).snapshots:
             if str(each.epoch) == snapshot and not each.damage:
@@ -492,7 +497,10 @@ class StoreActions:
         return Store.open(str(self._own_folder() / STORE_FOLDER))
 
     def _holds(self, meant: SnapshotSummary) -> Holds:
-        """Return the store's holds (tags and pins), after checking that the store still contains exactly the snapshot that was shown."""
+        """Return the store's holds, which are tags and pins.
+
+        First check that the store still contains exactly the snapshot that was shown.
+        """
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:
             raise UsageError(

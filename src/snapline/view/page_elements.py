@@ -1,13 +1,14 @@
-"""Draw the common elements of pages: frame, sections, tables, links, and trees of values.
+"""Draw the elements that all pages use: the page frame, sections, tables, links, and trees of values.
 
 The frame of every screen consists of the head, the navigation, and the notice about problems. Links lead only to existing targets, because
-agents stop and snapshots are pruned while pages still name them.
+pages may name agents that have stopped and snapshots that were deleted.
 
 Plain values (states, messages, documents) are shown as a tree whose branches expand and collapse. A value may be arbitrarily large and
-deep, so a tree has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, `VALUE_TEXT_MAX` characters of one text.
-At each limit the tree shows the number of omitted items.
+deep, so a tree is limited to `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, and `VALUE_TEXT_MAX` characters of one
+text. Where a limit applies, the tree states how much is omitted.
 
-*Streams.* A page that is rendered every few seconds streams its changes to a bounded number of viewers. A page consists of parts. Each viewer receives only the parts that have changed since the viewer last received them.
+*Streams.* A page that is rendered every few seconds streams its changes to a limited number of viewers. A page consists of parts, and each
+viewer receives only the parts that have changed since they were last sent to this viewer.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ SCREENS = (
     ("recovery", "/recovery", "Recovery"),
     ("waiting", "/waiting", "Waiting"),
 )
-"""Id, address and name of each screen of a fleet, in the order of the navigation."""
+"""Id, address and name of each screen of a fleet, in the order in which the navigation lists them."""
 
 SPACE_TIME = ("space-time", "/space-time", "Space-time")
 """Id, address and name of the space-time screen, which shows a fleet or a trace."""
@@ -42,15 +43,15 @@ SIMULATION = ("simulation", "/simulation", "Simulation")
 
 
 class PageHead(msgspec.Struct, frozen=True):
-    """Values for the frame around a screen.
+    """Values that the frame around a screen shows.
 
     Attributes:
         screen: id of the screen.
         title: title of the browser tab.
         fleet: name of the fleet, if known.
-        events: address of the stream that keeps the page current; "" if the page is static.
-        is_signed_in: the viewer has signed in and may sign out.
-        screens: available screens, in the order of the navigation.
+        events: address of the stream that keeps the page current, or "" if the page is static.
+        is_signed_in: whether the viewer has signed in and may therefore sign out.
+        screens: available screens, in the order in which the navigation lists them.
     """
 
     screen: str
@@ -62,7 +63,7 @@ class PageHead(msgspec.Struct, frozen=True):
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
-    """Draw a whole page."""
+    """Draw a whole page, which is `body` inside the frame."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -99,7 +100,7 @@ def _top(frame: PageHead) -> Markup:
 
 
 def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
-    """Draw a strip at the top of the page which says that the page may be out of date."""
+    """Draw a strip at the top of the page that says why the page may be out of date. Return None if `sentence` is empty."""
     if not sentence:
         return None
     since = (" What is shown was heard ", age(updated_s), ".") if updated_s else None
@@ -113,7 +114,7 @@ def section(id: str, heading: Child, *body: Child, aside: Child = None) -> Marku
 
 
 def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id: str | None = None) -> Markup:
-    """Draw a table that scrolls if it is too wide. `columns`: heading and CSS class of each column."""
+    """Draw a table that scrolls if it is too wide. `columns` contains the heading and CSS class of each column."""
     heads = [tag("th", name, class_=kind or None, scope="col") for name, kind in columns]
     inner = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", rows), aria_label=label)
     return tag("div", inner, class_="table", tabindex="0", role="region", aria_label=label, id=id)
@@ -127,17 +128,20 @@ KEPT = ("complete", "void")
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Existing targets of links. None: link to everything; the export to a file removes links to missing targets (`html_export.py`)."""
+    """The agents and epochs to which pages may link.
+
+    None allows all links, because the export to a file itself removes links to missing targets (`html_export.py`).
+    """
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None
 
     def agent(self, agent: str) -> Child:
-        """Return the agent's name as a link to the agent's page. Agent ids need no escaping."""
+        """Return the agent's name, as a link to the agent's page if that page exists."""
         return agent_link(agent) if self.agents is None or agent in self.agents else agent
 
     def epoch(self, epoch: int, words: str = "") -> Child:
-        """Return the epoch's number, or `words`, as a link to the epoch's page."""
+        """Return the epoch's number or, if given, `words`, as a link to the epoch's page if that page exists."""
         text = words or str(epoch)
         return tag("a", text, href=f"/epochs/{epoch}") if self.epochs is None or epoch in self.epochs else text
 
@@ -155,7 +159,7 @@ class EndedEpoch(msgspec.Struct, frozen=True):
 
 
 class KeptEpochs(msgspec.Struct, frozen=True):
-    """Output of `snapline snapshot history`. `stored`: epochs in the store, or None if unknown."""
+    """The output of `snapline snapshot history`. `stored` contains the epochs in the store, or is None if they are unknown."""
 
     epochs: tuple[EndedEpoch, ...] = ()
     stored: tuple[int, ...] | None = None
@@ -184,12 +188,12 @@ VALUE_TEXT_MAX = 2_000
 
 
 def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """Draw a value as a tree with `open_levels` expanded levels."""
+    """Draw a value as a tree whose first `open_levels` levels are expanded."""
     return tag("div", _Tree(nodes_max).node(value, 0, open_levels), class_="tree")
 
 
 def value_tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """Draw a value in a table: a tree if it contains other values, or else the value alone."""
+    """Draw a value for a table. Draw a tree if the value contains other values, otherwise the value alone."""
     if isinstance(value, dict | list | tuple) and value:
         return tree(value, open_levels=open_levels, nodes_max=nodes_max)
     return leaf(value)
@@ -248,8 +252,8 @@ class Partial(msgspec.Struct, frozen=True):
 
     Attributes:
         html: HTML of the element.
-        key: the element is sent again when the key changes. If "", the HTML is the key. An element that contains other pieces has a key for
-            the rest of its content.
+        key: the element is sent again when the key changes. If the key is "", the HTML serves as the key. The key of an element that
+            contains other parts covers only the rest of the element's content.
     """
 
     id: str
@@ -258,13 +262,13 @@ class Partial(msgspec.Struct, frozen=True):
 
 
 class ViewerState:
-    """State of one viewer: the pieces that the viewer has received."""
+    """Keeps the parts of a page that one viewer has received."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
 
     def changes(self, pieces: Iterable[Partial]) -> list[tuple[str, Markup]]:
-        """Return the elements to replace, outer elements before inner ones."""
+        """Return the changed elements, which replace those that the viewer has. Outer elements come before inner elements."""
         changed = []
         for piece in pieces:
             key = piece.key or piece.html
@@ -275,7 +279,7 @@ class ViewerState:
 
 
 RENDER_PERIOD_S = 2.0
-"""Time between two renderings of the page."""
+"""Time in seconds between two renderings of a page."""
 
 STREAMS_MAX = 64
 """Largest number of concurrent streams for one screen."""
@@ -284,7 +288,7 @@ Look = Callable[[], Awaitable[Sequence[Partial]]]
 
 
 class Streams:
-    """Streams of the changes of one screen."""
+    """Streams that send the changes of one screen to its viewers."""
 
     def __init__(self, period_s: float = RENDER_PERIOD_S) -> None:
         self._period_s = period_s
@@ -296,7 +300,7 @@ class Streams:
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
     async def events(self, look: Look) -> AsyncGenerator[str, None]:
-        """Yield one server-sent event after each rendering."""
+        """Yield one server-sent event with the changes after each rendering."""
         if self._count >= STREAMS_MAX:
             yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
             return
@@ -318,11 +322,11 @@ async def _pieces(look: Look) -> list[Partial]:
 
 
 def notices(sentence: str = "") -> Markup:
-    """Draw the element that shows a notice when the page is out of date."""
+    """Draw the element `notices`. The element shows `sentence`, which says why the page is out of date, or is empty."""
     return tag("div", trouble(sentence), id="notices")
 
 
 def event(changes: Iterable[tuple[str, Markup]]) -> str:
-    """Return the changes encoded as one server-sent event."""
+    """Encode the changes as one server-sent event."""
     pieces = list(changes)
     return f"data: {json.dumps(pieces, separators=(',', ':'))}\n\n" if pieces else ": nothing new\n\n"

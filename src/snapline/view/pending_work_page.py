@@ -1,8 +1,10 @@
-"""Draw the screen *Waiting*: unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, dead letters.
+"""Draw the screen *Waiting*.
 
-The view reads the facts once for all viewers, at most every few seconds. It reads external output (the ledger of effects, and the newest
-outputs of each topic) in parts. Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read
-fetches a limited number of pages. So a long ledger is complete only after several reads; then `is_whole` is true.
+The screen shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
+
+The view reads the screen's content once for all viewers, at most every few seconds. The view reads the ledger of effects and the newest
+outputs of each topic in parts. Memory does not grow with the fleet's age, because only the newest records of the ledger are kept, and each
+read fetches a limited number of pages. So a long ledger is complete only after several reads, when `is_whole` becomes true.
 """
 
 import asyncio
@@ -31,33 +33,33 @@ from snapline.view.watch import FleetWatch, ViewCalls
 
 
 LEDGER_RECORDS_MAX = 20_000
-"""Largest number of ledger records kept. Computing the effects from this number of records takes a tenth of a second."""
+"""Largest number of ledger records that are kept. Computing the effects from this many records takes a tenth of a second."""
 
 PAGES_MAX = 8
-"""Largest number of pages in one read. A page has at most 1 MiB or 5,000 outputs, and takes about ten milliseconds."""
+"""Largest number of pages in one read. A page has at most 1 MiB or 5,000 outputs, and reading it takes about ten milliseconds."""
 
 SEARCH_EPOCHS_FIRST, SEARCH_EPOCHS_STEP = 2, 8
-"""First search range for the newest outputs, in epochs, and its growth factor. The search covers 2, 16, 128, 1024 … epochs until enough
-outputs are found."""
+"""First search range for the newest outputs, in epochs, and the factor by which the range grows. The search covers 2, 16, 128, 1024 …
+epochs until it has found enough outputs."""
 
 OUTPUTS_ENOUGH = 100
-"""Number of outputs that suffice for selecting the newest outputs of each topic."""
+"""Number of found outputs at which the search for the newest outputs of each topic stops."""
 
 NEWEST_MAX, TOPICS_MAX = 10, 50
-"""Largest number of outputs shown per topic, and largest number of topics."""
+"""Largest number of outputs shown per topic, and largest number of topics shown."""
 
 
 class OutputCalls(Protocol):
-    """Requests that this module makes to the fleet."""
+    """The requests that this module sends to the fleet."""
 
     async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
 
 
 class EffectLedger:
-    """The newest records of the ledger of effects.
+    """Keeps the newest records of the ledger of effects.
 
     Attributes:
-        is_whole: the whole ledger has been read.
+        is_whole: whether the whole ledger has been read.
     """
 
     def __init__(self) -> None:
@@ -70,11 +72,11 @@ class EffectLedger:
         """Cached results of `effects` and `open_at` for the current records."""
 
     async def catch_up(self, calls: OutputCalls) -> None:
-        """Read the next pages of the ledger. Raises SnaplineError."""
+        """Read the next pages of the ledger. Raise SnaplineError if the fleet cannot answer."""
         for _ in range(PAGES_MAX):
             try:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
-            except NotFoundError:  # the next outputs were deleted: continue with the oldest kept ones
+            except NotFoundError:  # the next outputs were deleted: continue with the oldest outputs that are kept
                 self._cursor = ""
                 self._records.clear()
                 self._forget()
@@ -98,7 +100,7 @@ class EffectLedger:
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in the epoch's cut, with their current outcomes."""
+        """Return, for each epoch, the effects that were open in the epoch's cut, with their current outcomes."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._records, epoch)
@@ -106,13 +108,13 @@ class EffectLedger:
 
 
 class NewestOutputs(msgspec.Struct, frozen=True):
-    """Newest outputs of each topic.
+    """The newest outputs of each topic.
 
     Attributes:
-        topics: topic → its newest outputs, oldest first.
-        counts: topic → number of outputs found.
-        since: the first epoch searched; 0 if all kept epochs were searched.
-        is_cut: the search stopped early, at the limit of one read.
+        topics: the newest outputs of each topic, oldest first.
+        counts: number of outputs found for each topic.
+        since: the first epoch searched, or 0 if all kept epochs were searched.
+        is_cut: whether the search stopped early because it reached the limit of one read.
     """
 
     topics: Mapping[str, Sequence[Output]] = {}
@@ -122,7 +124,7 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
-    """Return the newest outputs that agents have emitted, if any are kept. Raises SnaplineError."""
+    """Return the newest kept outputs that agents have emitted. Raise SnaplineError if the fleet cannot answer."""
     epochs_back, before = SEARCH_EPOCHS_FIRST, NewestOutputs()
     while True:
         newest = await _outputs_since(calls, max(0, last_epoch - epochs_back))
@@ -146,7 +148,7 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
         except (UsageError, NotFoundError):
             if not cursor:
                 raise
-            break  # no output is that new, or the next ones were deleted: search further back
+            break  # no output is that new, or the next outputs were deleted: search further back
         for outputs in [item for release in page.releases for item in items_of(release, reader)]:
             if isinstance(outputs, Output) and (outputs.topic in topics or len(topics) < TOPICS_MAX):
                 topics.setdefault(outputs.topic, deque(maxlen=NEWEST_MAX)).append(outputs)
@@ -163,13 +165,13 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
 
 
 ROWS_MAX = 100
-"""Largest number of rows of each table. Rows that most need attention come first."""
+"""Largest number of rows in each table. The rows that most need attention come first."""
 
 NODES_MAX = 40
-"""Largest number of values shown from one output."""
+"""Largest number of values that the page shows from one output."""
 
 WORDS_SHOWN = 300
-"""Largest number of characters shown of an effect's arguments, and of its result."""
+"""Largest number of characters that the page shows of an effect's arguments, and of its result."""
 
 TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
@@ -183,11 +185,11 @@ EFFECT_COLUMNS = (
 
 
 class WaitingFacts(msgspec.Struct, frozen=True):
-    """Content of the screen.
+    """The content of the screen *Waiting*.
 
     Attributes:
-        fleet: state of the fleet; None if the fleet has not answered.
-        is_ledger_whole: the whole ledger has been read, so `effects` is complete.
+        fleet: state of the fleet, or None if the fleet has not answered.
+        is_ledger_whole: whether the whole ledger has been read, so that `effects` is complete.
         targets: agents that have a page.
     """
 
@@ -201,14 +203,14 @@ class WaitingFacts(msgspec.Struct, frozen=True):
 
 
 def pending_work_body(facts: WaitingFacts) -> Markup:
-    """Draw the whole screen."""
+    """Draw the whole screen *Waiting*."""
     return join(
         [tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in pending_work_partials(facts)]]
     )
 
 
 def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
-    """Return the pieces that may change."""
+    """Return the elements of the screen that may change."""
     return [
         Partial("figures", _figures(facts)),
         Partial("turns", _turns(facts.agents, facts.targets)),
@@ -395,7 +397,7 @@ def _consumers(facts: WaitingFacts) -> Markup | None:
 
 
 def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
-    """Return the number of shown outputs that the consumer has not read, with a mark if a topic may have more unread outputs."""
+    """Return the number of shown outputs that the consumer has not read. Append "or more" if a topic may have more unread outputs."""
     position = parse_cursor(consumer.cursor)
     missing, is_more = 0, position.epoch < newest.since
     for topic, outputs in newest.topics.items():
@@ -409,7 +411,7 @@ def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
 
 
 class PendingWorkReader:
-    """Reads and caches the facts of the screen. Use an instance from one event loop only."""
+    """Reads and caches the content of the screen. Use an instance from one event loop only."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
         self._calls = calls
@@ -420,7 +422,7 @@ class PendingWorkReader:
         self._asking = asyncio.Lock()
 
     async def facts(self) -> WaitingFacts:
-        """Return facts that are at most one stream period old. Raises SnaplineError."""
+        """Return content that is at most one stream period old. Raise SnaplineError if the fleet cannot answer."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= RENDER_PERIOD_S:
                 self._facts = await self._ask()
@@ -428,7 +430,10 @@ class PendingWorkReader:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in the epoch's cut, with their current outcomes. Raises SnaplineError."""
+        """Return, for each epoch, the effects that were open in the epoch's cut, with their current outcomes.
+
+        Raise SnaplineError if the fleet cannot answer.
+        """
         async with self._asking:
             await self._ledger.catch_up(self._calls)
             return await asyncio.to_thread(self._ledger.open_at, epochs)

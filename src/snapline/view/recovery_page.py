@@ -1,4 +1,4 @@
-"""Draw the screen *Recovery*: the cost of a failure of each agent or host at this moment, and past recoveries."""
+"""Draw the screen *Recovery*. The screen shows what a failure of each agent or host would currently cost, and past recoveries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60
-"""Largest number of agents with a checkbox; operators type the names of other agents into the field."""
+"""Largest number of agents that have a checkbox. Operators type the names of other agents into a text field."""
 
 FATES_MAX = 10
-"""Number of recoveries whose effects are shown. Use `snapline recovery report PLAN` for older recoveries."""
+"""Number of newest recoveries whose effects are shown. Use `snapline recovery report PLAN` for older recoveries."""
 
 CELLS_MAX = 6_400
-"""Largest number of cells of a heat map, eighty by eighty. For a larger map only the rows are listed."""
+"""Largest number of cells in a heat map, which is eighty by eighty. If a map would be larger, the page only lists its rows."""
 
 HISTORY_COLUMNS = (
     *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
@@ -27,7 +27,7 @@ HISTORY_COLUMNS = (
 
 
 class AgentCost(msgspec.Struct, frozen=True):
-    """Work that one agent loses when recovery rolls it back."""
+    """The work that one agent loses when a recovery rolls it back."""
 
     to: int | None = None
     checkpoints: int = 0
@@ -35,7 +35,7 @@ class AgentCost(msgspec.Struct, frozen=True):
 
 
 class LineFacts(msgspec.Struct, frozen=True):
-    """Output of `snapline recovery line`. `rolled_back`: names of the rolled-back agents, or only their number."""
+    """The output of `snapline recovery line`. `rolled_back` contains the names of the rolled-back agents, or only their number."""
 
     epoch: int = 0
     failed: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class FailureFacts(msgspec.Struct, frozen=True):
-    """Cost of one failure. `failed`: name of an agent, or of a host as `host:h1`."""
+    """The cost of one failure. `failed` is the name of an agent, or a host in the form `host:h1`."""
 
     failed: str
     rolled_back: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class FailureFacts(msgspec.Struct, frozen=True):
 
 
 class LinesFacts(msgspec.Struct, frozen=True):
-    """Output of `snapline recovery line --each`."""
+    """The output of `snapline recovery line --each`."""
 
     epoch: int = 0
     lines: tuple[FailureFacts, ...] = ()
@@ -65,7 +65,7 @@ class LinesFacts(msgspec.Struct, frozen=True):
 
 
 class PastFacts(msgspec.Struct, frozen=True):
-    """A past recovery. Times are RFC 3339 in UTC."""
+    """A past recovery. Times are in UTC, in RFC 3339 format."""
 
     plan: int
     line_epoch: int = 0
@@ -80,7 +80,7 @@ class PastFacts(msgspec.Struct, frozen=True):
 
 
 class HistoryFacts(msgspec.Struct, frozen=True):
-    """Output of `snapline recovery history`."""
+    """The output of `snapline recovery history`."""
 
     recoveries: tuple[PastFacts, ...] = ()
 
@@ -94,9 +94,9 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """Draw the whole screen.
+    """Draw the whole screen *Recovery*.
 
-    `effects`: epoch → effects that were open in the epoch's cut. `targets`: agents and epochs that have a page.
+    `effects` maps each epoch to the effects that were open in the epoch's cut. `targets` contains the agents and epochs that have a page.
     """
     form = _form(line, hosts, agents)
     one_failure = section("failure", "What a failure would cost now", form, line_result(line))
@@ -145,7 +145,7 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
 
 
 def line_result(line: LineFacts) -> Markup:
-    """Draw the checkpoints to which all agents would be rolled back."""
+    """Draw the checkpoint to which each rolled-back agent would return."""
     rolled_back = _back(line)
     named = ", ".join([name.replace("host:", "host ") for name in line.failed])
     condition = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
@@ -170,7 +170,10 @@ def _back(line: LineFacts) -> list[str]:
 
 
 def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
-    """Draw the work that each agent loses. The losses differ if agents take checkpoints independently."""
+    """Draw the work that each agent would lose, or return None if it is unknown.
+
+    The losses differ between agents if agents take checkpoints independently.
+    """
     if line.rollback is None or not back:
         return None
     costs = {agent: line.rollback.get(agent, AgentCost()) for agent in back}
@@ -193,7 +196,10 @@ def _silent(hosts: Sequence[str]) -> Markup | None:
 
 
 def heat_map(lines: LinesFacts) -> Child:
-    """Draw a heat map: a row for each failure, a column for each agent. Rolled-back agents are coloured, darker for more lost turns."""
+    """Draw a heat map with a row for each failure and a column for each agent.
+
+    The cells of rolled-back agents are coloured, and are darker if more turns are lost.
+    """
     if not lines.lines:
         return tag("p", "No agent or host can fail yet.", class_="quiet")
     agents = sorted({agent for failure in lines.lines for agent in failure.rolled_back})
@@ -269,7 +275,7 @@ def _recovery(each: PastFacts, targets: Targets) -> Markup:
 
 
 def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
-    """Draw the outcomes of effects that were open in the cuts that the newest recoveries restored."""
+    """Draw the outcomes of the effects that were open in the cuts that the newest recoveries restored."""
     recoveries = [
         (recovery, effects.get(recovery.line_epoch, ())) for recovery in reversed(past.recoveries[-FATES_MAX:])
     ]

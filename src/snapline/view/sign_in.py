@@ -1,9 +1,9 @@
-"""Control access to the view by a loopback address or by signing in with the token.
+"""Control access to the view, either by requiring a loopback address or by signing in with a token.
 
-The module also makes form tokens and the headers of every page.
+This module also creates form tokens and the HTTP headers of every page.
 
-Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). Without a token the view answers
-only requests with a loopback host name. With a token the view requires a cookie, which requests from other sites lack.
+Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). If no token is set, the view
+answers only requests with a loopback host name. If a token is set, the view requires a cookie, which requests from other sites lack.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ POLICY = "; ".join(
         *("form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"),
     ]
 )
-"""Content security policy: content from other sites and inline content are forbidden; browsers run only our own files."""
+"""Content security policy that forbids content from other sites and inline content, so that browsers run only the view's own files."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -41,7 +41,7 @@ HEADERS = {
 
 
 class Sessions:
-    """Signed-in sessions. `token`: token for signing in; "" if none is required."""
+    """The signed-in sessions. `token` is the token for signing in, or "" if none is required."""
 
     def __init__(self, token: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
@@ -55,11 +55,11 @@ class Sessions:
         return bool(self._digest)
 
     def is_valid_token(self, token: str) -> bool:
-        """Return whether this is the correct token."""
+        """Return whether `token` is the token for signing in."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
     def begin(self) -> str:
-        """Begin a session and return its name. If there are too many sessions, the oldest one ends."""
+        """Begin a session and return its name. If there are too many sessions, end the oldest session."""
         while len(self._until_s) >= SESSIONS_MAX:
             del self._until_s[next(iter(self._until_s))]
         name = secrets.token_urlsafe(32)
@@ -77,15 +77,18 @@ class Sessions:
         return self._has_bearer_token(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
-        """Return the name of the requester's session. All requests of a session share its confirmation pages."""
+        """Return the name of the requester's session, or "" if no token is required or the request carries it.
+
+        All requests in a session share the session's confirmation pages.
+        """
         return _cookie_of(request) if self.is_token_required and not self._has_bearer_token(request) else ""
 
     def form_token(self, request: Request) -> str:
-        """Return the token that this session's forms carry. Pages of other sites cannot read the token."""
+        """Return the token that the forms in the requester's session carry. Pages of other sites cannot read this token."""
         return hmac.new(self._secret, self.name_of(request).encode(), hashlib.sha256).hexdigest()
 
     def is_own_form(self, request: Request, token: str) -> bool:
-        """Return whether a form with this token was made for this session."""
+        """Return whether a form with this token was created for the requester's session."""
         return hmac.compare_digest(token.encode(), self.form_token(request).encode())
 
     def _has_bearer_token(self, request: Request) -> bool:
@@ -98,7 +101,7 @@ def _cookie_of(request: Request) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a submitted form; no fields if the request body is too large."""
+    """Return the fields of a submitted form, or an empty dict if the request body is too large."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,14 +1,14 @@
-"""Read the reports of simulations in the given folders. Files in other folders are never read.
+"""Read simulation reports in the given folders. Files outside these folders are never read.
 
     FOLDER/…/result.json      a run, with other files in the same folder (`sim/report/run_folder.py`)
-    FOLDER/…/shrunk/          the run's shrunk form
-    FOLDER/…/*-sweep.json     a sweep; any other file name with the document of a sweep is found, too
+    FOLDER/…/shrunk/          the shrunk run: the smallest run found that shows the same problem
+    FOLDER/…/*-sweep.json     a sweep; other files that contain the document of a sweep are also found
 
-Reports are untrusted. Files are read up to a size limit, and the size of a packed trace is checked before it is used. Nothing is executed,
-all content is shown as text, and the page and pictures are generated anew. An address is a path below a given folder; links out of the
-folder are rejected.
+Reports are untrusted. Files are read only up to a size limit, and the unpacked size of a trace is checked before the trace is used. Nothing
+is executed, all content is shown as text, and the view generates the page and pictures itself. An address is a path below a given folder,
+and links that lead out of the folder are rejected.
 
-Values that are missing in a document get a neutral default.
+Values that a document lacks get a neutral default.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class FoundViolation(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """Fields of a `result.json` that the list of runs shows."""
+    """The fields of `result.json` that the list of runs shows."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Return the problem as a sentence; "" if there is none."""
+        """Return the problem as a sentence, or "" if there is none."""
         if self.violations:
             return self.violations[0].text
         return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]
@@ -67,14 +67,15 @@ class RunHead(msgspec.Struct, frozen=True):
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    """A run whose folder was found.
+    """A run that was found in one of the folders.
 
     Attributes:
-        place: address below `/simulation/…`, which consists of the number of the given folder and the path below that folder.
-        written_s: modification time of the file, in seconds since 1970.
-        protocol: name of the protocol, or the fleet's own module.
-        shrunk: address of the run's shrunk form, or "".
-        of: address of the run from which this run was shrunk, or "".
+        place: the run's part of addresses below `/simulation/…`. This part consists of the number of the given folder and the path below
+            that folder.
+        written_s: modification time of the report's file, in seconds since 1970.
+        protocol: name of the protocol, or of the fleet's own module that defines it.
+        shrunk: `place` of the shrunk run, or "" if this run was not shrunk.
+        of: `place` of the run from which this run was shrunk, or "" if this run is not a shrunk run.
     """
 
     place: str
@@ -86,7 +87,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class SweepFound(msgspec.Struct, frozen=True):
-    """A finding of a sweep, with the seeds that have it in common."""
+    """A finding of a sweep, with the seeds whose runs show this finding."""
 
     verdict: str = ""
     oracle: str = ""
@@ -98,7 +99,7 @@ class SweepFound(msgspec.Struct, frozen=True):
 
 
 class SweepFacts(msgspec.Struct, frozen=True):
-    """Output of `snapline sim sweep -o json`."""
+    """The output of `snapline sim sweep -o json`."""
 
     kind: str
     name: str
@@ -115,7 +116,7 @@ class SweepFacts(msgspec.Struct, frozen=True):
 
 
 class FoundSweep(msgspec.Struct, frozen=True):
-    """A sweep whose file was found. Fields are as in `FoundRun`."""
+    """A sweep that was found in one of the folders. The fields have the same meaning as in `FoundRun`."""
 
     place: str
     facts: SweepFacts
@@ -126,9 +127,9 @@ class FoundReports(msgspec.Struct, frozen=True):
     """All reports found in the folders.
 
     Attributes:
-        runs, sweeps: newest first.
-        is_cut: the search reached a limit.
-        older: number of runs found but not read.
+        runs, sweeps: the reports that were read, newest first.
+        is_cut: whether the search stopped because it reached a limit.
+        older: number of older runs that were found but not read.
         unreadable: number of files that are damaged or are not reports of this release.
     """
 
@@ -144,30 +145,31 @@ _Known = TypeVar("_Known")
 RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
 COMPANION_FILES = ("timeline.json", "choices.json")
 FLEET_FILES = frozenset({"coordinator.json", "launcher.lock"})
-"""Files that identify the folder of a fleet. Such a folder is skipped, since its store has thousands of files and no report."""
+"""Files that identify a fleet's folder. The search skips such a folder, because its store has thousands of files and no report."""
 
 DEPTH_MAX, ENTRIES_MAX = 5, 50_000
-"""Largest number of levels below a given folder, and of directory entries read in all. Reading this number of entries takes about a
+"""Largest number of levels searched below a given folder, and of directory entries read in total. Reading this many entries takes about a
 second."""
 
 RUNS_MAX, SWEEPS_MAX = 500, 100
-"""Largest numbers of runs and sweeps listed, the newest ones. The limits bound the time, since each file must be read."""
+"""Largest numbers of runs and sweeps in the lists, which contain the newest ones. The limits bound the time, because each file must be
+read."""
 
 FILE_BYTES_MAX = 16 << 20
-"""Largest size of a document. The document of a sweep has some 100 KiB; the result of a run has 1 MiB at most."""
+"""Largest size of a document. The document of a sweep has some 100 KiB, and the result of a run has at most 1 MiB."""
 
 TRACE_BYTES_MAX = 128 << 20
-"""Largest unpacked size of a trace, about a million events. Unpacking a larger file stops at this size."""
+"""Largest unpacked size of a trace, which is about a million events. Unpacking a larger file stops at this size."""
 
 CONFIG_BYTES_MAX = 1 << 20
 STEPS_BYTES_MAX = 1 << 20
 
 
 class SimReports:
-    """Reads the folders. All methods block: call them in a thread."""
+    """Reads the reports in the folders. All methods block, so call them in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Set the folders to search; raise UsageError if one of the paths is not a folder."""
+        """Set the folders to search. Raise UsageError if one of the paths is not a folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"--reports {folder} is no folder")
@@ -178,7 +180,7 @@ class SimReports:
     # ---- lists ---------------------------------------------------------------------------------------------------
 
     def found(self) -> FoundReports:
-        """Return the runs and sweeps, newest first."""
+        """Search the folders, and return the runs and sweeps, newest first."""
         results: list[tuple[float, int, Path]] = []
         documents: list[tuple[float, int, Path]] = []
         is_cut = False
@@ -201,7 +203,7 @@ class SimReports:
         )
 
     def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
-        """Read the head of a run; return None if the file is unreadable."""
+        """Read the head of a run. Return None if the file is unreadable."""
         folder, written_ns = path.parent, int(written_s * 1e9)
         known = self._heads.get(path)
         if known is None or known[0] != written_ns:
@@ -245,7 +247,7 @@ class SimReports:
     # ---- one report -------------------------------------------------------------------------------------------------
 
     def path_of(self, place: str) -> Path:
-        """Return the path for an address. Raises NotFoundError if the folders contain no such file."""
+        """Return the path of the report at `place`. Raise NotFoundError if the folders contain no such report."""
         number, _, relative = place.partition("/")
         if (
             not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
@@ -262,7 +264,7 @@ class SimReports:
         return path
 
     def run(self, place: str) -> FoundRun:
-        """Return the head of one run. Raises NotFoundError, UsageError."""
+        """Return the head of one run. Raise NotFoundError if it does not exist, and UsageError if it is unreadable."""
         folder = self.path_of(place)
         result = folder / RESULT
         if not result.is_file():
@@ -272,7 +274,10 @@ class SimReports:
         return self._read_head(result.stat().st_mtime, number, folder) if summary is None else summary
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """Return one run. A sentence replaces a recording that is too large. Raises NotFoundError, UsageError."""
+        """Return one run, and a sentence that replaces its recording if the recording is too large.
+
+        Raise NotFoundError if the run does not exist, and UsageError if it is unreadable.
+        """
         from snapline.sim.report.run_folder import StoredRun, read_choices, read_recording, read_result
         from snapline.sim.scenario import parse_scenario
 
@@ -293,7 +298,7 @@ class SimReports:
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
     def sweep(self, place: str) -> FoundSweep:
-        """Return one sweep. Raises NotFoundError, UsageError."""
+        """Return one sweep. Raise NotFoundError if it does not exist, and UsageError if it is unreadable."""
         path = self.path_of(place)
         summary = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
@@ -303,13 +308,13 @@ class SimReports:
         return summary
 
     def steps(self, place: str) -> str:
-        """Return the log of shrinking; "" if no log was recorded."""
+        """Return the log of the shrinking steps, or "" if no log was recorded."""
         path = self.path_of(place) / STEPS
         return _text(path, STEPS_BYTES_MAX) if os.path.lexists(path) else ""
 
 
 class _Walk:
-    """Walks through one folder, up to a limit of entries. `is_cut`: the limit was reached."""
+    """Walks through one folder up to a limit of entries. `is_cut` is set if the limit was reached."""
 
     def __init__(self, root: Path) -> None:
         self.is_cut = False
@@ -319,7 +324,7 @@ class _Walk:
     def documents(self) -> Iterator[tuple[Path, float]]:
         """Yield possible reports with their modification times.
 
-        Of a run's folder, only the result is yielded. Links are not followed.
+        For a run's folder, yield only the result. Do not follow links.
         """
         while self._waiting:
             folder, depth = self._waiting.pop()
@@ -328,7 +333,7 @@ class _Walk:
             if names & FLEET_FILES:
                 continue
             for entry in entries:
-                with contextlib.suppress(OSError):  # it was deleted meanwhile
+                with contextlib.suppress(OSError):  # the file was deleted in the meantime
                     if entry.is_dir(follow_symlinks=False):
                         self._enter(entry, depth + 1)
                     elif entry.is_file(follow_symlinks=False) and _is_document(entry.name, names):
@@ -342,7 +347,7 @@ class _Walk:
 
     def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
         entries: list[os.DirEntry[str]] = []
-        with contextlib.suppress(OSError), os.scandir(folder) as listed:  # deleted, or not readable
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:  # the folder was deleted, or is unreadable
             for entry in listed:
                 if self._left <= 0:
                     self.is_cut = True
@@ -357,7 +362,7 @@ def _is_document(name: str, names: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """Decode a report. Raises UsageError if the file is not a report, NotFoundError if the file does not exist."""
+    """Decode a report. Raise NotFoundError if the file does not exist, and UsageError if it is not a report."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -381,7 +386,7 @@ def _text(path: Path, size_max: int) -> str:
 
 
 def _check_file(path: Path, size_max: int) -> None:
-    """Check that a file is a regular file, not a link or a pipe, and not larger than `size_max`."""
+    """Check that a path is a regular file, rather than a link or a pipe, and is not larger than `size_max` bytes."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -393,7 +398,7 @@ def _check_file(path: Path, size_max: int) -> None:
 
 
 def _fits(packed: Path) -> bool:
-    """Return whether the unpacked trace is small enough. The function unpacks the trace, since the size in the header may be wrong."""
+    """Return whether the unpacked trace is small enough. Unpack the trace to find out, because the size in its header may be wrong."""
     bytes_left = TRACE_BYTES_MAX
     try:
         with gzip.open(packed) as stream:
@@ -403,5 +408,5 @@ def _fits(packed: Path) -> bool:
                     return True
                 bytes_left -= len(part)
     except (OSError, EOFError, zlib.error):
-        return True  # its reader reports the error
+        return True  # the reader of the trace reports the error
     return False

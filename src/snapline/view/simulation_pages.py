@@ -1,15 +1,15 @@
-"""Serve the pages of simulation reports: runs, sweeps, and a failing run next to its shrunk form.
+"""Serve the pages of simulation reports, which show runs, sweeps, and a failing run next to its shrunk run.
 
 GET  /simulation                          list of the reports in the folders
 GET  /simulation/runs/{place}             one run
-GET  /simulation/pairs/{place}            a failing run next to its shrunk form
+GET  /simulation/pairs/{place}            a failing run next to its shrunk run
 GET  /simulation/sweeps/{place}           one sweep
-GET  /simulation/reports/{place}          the run's report, newly generated, as a separate page
+GET  /simulation/reports/{place}          the run's newly generated report as a separate page
 GET  /simulation/pictures/{kind}/{place}  the run's timeline or space-time diagram
 
-The screen *Simulation* lists the runs and sweeps in the folders of reports. The page of a sweep shows failures by oracle. The page of a run
-shows the evidence, the faults, the timeline and the space-time diagram. A thread reads one file at a time, since drawing a run takes half a
-second.
+The screen *Simulation* lists the runs and sweeps in the report folders. The page of a sweep shows failures by oracle. The page of a run
+shows the evidence, the faults, the timeline and the space-time diagram. One report at a time is read and drawn in a thread, because drawing
+a run takes half a second.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 PLACE = "/simulation"
 
 ROWS_MAX = 200
-"""Largest number of runs in the table. Viewers search for the others."""
+"""Largest number of runs in the table. Viewers find the remaining runs by searching."""
 
 FINDINGS_MAX, PROBES_MAX = 100, 200
 
 WHY_MAX = 300
-"""Largest number of characters of evidence shown in a table. The run's page shows all of the evidence."""
+"""Largest number of characters of evidence that a table shows. The run's page shows all of the evidence."""
 
 RUN_COLUMNS = (
     *(("Run", ""), ("Seed", "number"), ("Verdict", ""), ("Protocol or fleet", ""), ("Virtual time", "number")),
@@ -61,7 +61,10 @@ FINDING_COLUMNS = (
 
 
 class RunSearch(msgspec.Struct, frozen=True):
-    """Search for runs. `text` matches part of a name, protocol, oracle or evidence; `verdict` matches exactly; "" matches all runs."""
+    """A search for runs.
+
+    `text` matches part of a name, protocol, oracle or evidence. `verdict` must match exactly. An empty value matches all runs.
+    """
 
     text: str = ""
     verdict: str = ""
@@ -73,18 +76,18 @@ class RunSearch(msgspec.Struct, frozen=True):
 
 
 def verdict_pill(verdict: str) -> Markup:
-    """Draw a verdict as a coloured word with an explanation."""
+    """Draw a verdict as a coloured word that carries an explanation."""
     meaning = VERDICTS.get(verdict)
     return tag("span", verdict or "unknown", class_=f"pill {tone_of('verdict', verdict)}", title=meaning)
 
 
 def address(kind: str, place: str) -> str:
-    """Return the address of the page for one report."""
+    """Return the address of the page of this kind for the report at `place`."""
     return f"{PLACE}/{kind}/{quote(place)}"
 
 
 def simulation_body(found: FoundReports, search: RunSearch, folders: Sequence[str]) -> Markup:
-    """The whole screen."""
+    """Draw the whole screen *Simulation*."""
     title = tag("div", tag("h1", "Simulation"), tag("p", ", ".join(folders), class_="quiet"), class_="title")
     return join([title, _strips(found), _sweeps(found.sweeps), _runs(found, search)])
 
@@ -167,7 +170,7 @@ def _run(each: FoundRun) -> Markup:
 
 
 def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
-    """Draw one sweep. `runs`: runs with reports; the seeds of these runs link to them."""
+    """Draw the page of one sweep. `runs` contains the runs that have reports, to which the seeds link."""
     facts = sweep.facts
     about = [plural(facts.runs, "run"), f"{facts.elapsed_s:.1f} s", *(["stopped"] if facts.is_stopped else [])]
     title = tag(
@@ -230,13 +233,13 @@ def _back() -> Markup:
 
 
 VIOLATIONS_MAX, FAULTS_MAX, NUMBERS_MAX = 50, 200, 300
-"""Largest number of rows of each list. The file `result.json` contains all rows."""
+"""Largest number of violations, faults and numbers that the page lists. The file `result.json` contains all of them."""
 
 STEPS_MAX = 150
 """Largest number of shrinking steps that are shown."""
 
 WORDS_MAX = 4_000
-"""Largest number of characters of one text, such as a traceback."""
+"""Largest number of characters that the page shows of one text, such as a traceback."""
 
 TIMELINE, SPACETIME = "timeline", "spacetime"
 PICTURES = {TIMELINE: "Timeline", SPACETIME: "Space-time diagram"}
@@ -247,7 +250,7 @@ PAIR_COLUMNS = (("", "half"), ("As found", "half"), ("Shrunk", "half"))
 
 
 def run_body(found: FoundRun, run: "StoredRun", too_large: str) -> Markup:
-    """Draw the page of one run. `too_large`: reason why the page has no space-time diagram."""
+    """Draw the page of one run. `too_large` is the reason why the page has no space-time diagram, or ""."""
     result = run.result
     return join(
         [
@@ -327,7 +330,7 @@ def _evidence(result: "Result") -> Markup:
 
 
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
-    """Draw a picture that a browser loads on demand. The picture is scrolled to the end of the run, where readers look first."""
+    """Draw a picture that a browser loads on demand. The page first shows the end of the run, where readers look first."""
     source = address(f"pictures/{kind}", found.place)
     description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; opened separately it has tooltips"
     drawn = tag("a", tag("img", src=source, alt=description, loading="lazy"), href=source)
@@ -400,7 +403,7 @@ def _again(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "StoredRun", steps: str) -> Markup:
-    """Draw a failing run next to the smallest run found in which the same oracle fails."""
+    """Draw a failing run next to its shrunk run, which is the smallest run found in which the same oracle fails."""
     title = tag(
         "div",
         *(tag("h1", f"{before.result.name}, shrunk"), verdict_pill(after.result.verdict)),
@@ -505,7 +508,10 @@ def _differences(before: str, after: str) -> Markup:
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value with its dotted key, such as `fleet.agents`. The key of a list item contains the item's index."""
+    """Yield the dotted key of each value, such as `fleet.agents`, with the value as text.
+
+    The key of a list item contains the item's index.
+    """
     match value:
         case Mapping() if value:
             for key, item in value.items():
@@ -535,22 +541,25 @@ _Found = TypeVar("_Found")
 OWN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of reports and pictures, which the view generates with inline styles and without scripts."""
+"""Content security policy of reports and pictures. The view generates them with inline styles and without scripts."""
 
 OWN_HEADERS = {**HEADERS, "Content-Security-Policy": OWN_POLICY}
 
 EVENTS_MAX = 2_000
-"""Largest number of events in a diagram, the same as in `report.html`. More events would make a browser slow."""
+"""Largest number of events in a diagram, which is the same as in `report.html`. More events would make a browser slow."""
 
 RUNS_KEPT = 4
-"""Number of cached runs. A browser requests a page, its pictures and the pictures of the shrunk form one after the other."""
+"""Number of cached runs. A browser requests a page, its pictures and the pictures of the shrunk run one after another."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Page = Callable[[str, str, Markup], Response]
 
 
 class SimulationPages:
-    """Answers requests. `page(id, title, body)` wraps a screen in the page frame. Use an instance from one event loop only."""
+    """Request handlers for simulation reports.
+
+    `page(id, title, body)` wraps a screen in the page frame. Use an instance from one event loop only.
+    """
 
     def __init__(self, reports: SimReports, page: Page) -> None:
         self._reports = reports
@@ -586,7 +595,7 @@ class SimulationPages:
         return self._page("simulation", "A run", await self._read(read))
 
     async def show_pair(self, request: Request) -> Response:
-        """Show a run and its shrunk form."""
+        """Show a run next to its shrunk run."""
         place = request.path_params["place"]
 
         def read() -> Markup:
@@ -608,7 +617,7 @@ class SimulationPages:
         return self._page("simulation", "A sweep", await self._read(read))
 
     async def serve_report(self, request: Request) -> Response:
-        """Return a newly generated report. The report file in the run's folder is not served, because it may be untrusted."""
+        """Return a newly generated report of a run. The report file in the run's folder is not served, because it is untrusted."""
         place = request.path_params["place"]
 
         def read() -> str:
@@ -639,7 +648,7 @@ class SimulationPages:
         return draw_run(run.recording, run.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
 
     def _run(self, place: str) -> "tuple[FoundRun, tuple[StoredRun, str]]":
-        """Return one run. The run is cached until its files change."""
+        """Return one run. Cache the run until its files change."""
         summary = self._reports.run(place)
         key = (summary.place, summary.written_s)
         if key not in self._stored:

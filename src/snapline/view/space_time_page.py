@@ -1,6 +1,6 @@
-"""Draw the screen *Space-time*: a picture of the agents' events and messages. Viewers can open each event.
+"""Draw the screen *Space-time*, which is a picture of the agents' events and messages. Viewers can open each event.
 
-`SpaceQuery` is the requested window of events, encoded in the addresses of pages, pictures and links.
+`SpaceQuery` describes the requested window of events. The addresses of pages, pictures and links encode it.
 """
 
 from collections.abc import Sequence
@@ -37,23 +37,23 @@ COUNTS = (60, 120, 240, 480)
 """Numbers of events that viewers can choose to show."""
 
 COUNT = 120
-"""Default number of events, which fit the width of a screen."""
+"""Default number of events, which fit into the width of a screen."""
 
 SHOWN_MAX = 1_000
-"""Largest number of events on one page. More events would be unreadable, and the page would have megabytes."""
+"""Largest number of events on one page. More events would be unreadable, and the page would have several megabytes."""
 
 Source = Literal["live", "trace"]
 
 
 class SpaceQuery(msgspec.Struct, frozen=True):
-    """Request for a window of events.
+    """A request for a window of events.
 
     Attributes:
-        source: the running fleet, or the trace that the view was started with.
-        held: number of a held snapshot of the fleet's events; 0 for the current events.
-        agents: names or parts of names; if empty, the busiest agents are shown.
-        first, end: positions of the window; None for the last `count` events.
-        event: position of the chosen event.
+        source: "live" for the running fleet, or "trace" for the trace with which the view was started.
+        held: number of a held snapshot of the fleet's events, or 0 for the current events.
+        agents: names of agents or parts of names. If empty, the busiest agents are shown.
+        first, end: positions of the window, or None for the last `count` events.
+        event: position of the event that the viewer has chosen, if any.
     """
 
     source: Source = "live"
@@ -82,14 +82,14 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the window moves on while it is viewed."""
+        """Return whether the window advances with the running fleet."""
         return self.source == "live" and not self.held
 
     def window(self, event_log: EventLog) -> Window:
         """Return the window of events to show.
 
         Raises:
-            UsageError: the window is empty, or larger than a page.
+            UsageError: If the window is empty, or larger than a page.
         """
         lanes = event_log.rows_of(self.rows, self.agents)
         if self.first is None or self.end is None:
@@ -107,16 +107,16 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
 
 def narrowed(event_log: EventLog, window: Window) -> Window:
-    """Return the window, limited to its last events if it has more events than a page may show."""
+    """Return the window. If it has more events than a page may show, limit it to its last events."""
     shown = event_log.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
 
 
 def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
-    """Parse the query of a request. `sources`: sources of this view, the default source first.
+    """Parse the query of a request. `sources` contains the sources of this view, the default source first.
 
     Raises:
-        UsageError: this view does not have the requested source or rows.
+        UsageError: If this view does not have the requested source or rows.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]
@@ -149,29 +149,29 @@ def _number(given: QueryParams, name: str) -> int | None:
 
 
 LISTED_MAX = 200
-"""Largest number of events in the list next to the picture, which shows the newest events."""
+"""Largest number of events in the list next to the picture. The list contains the newest events."""
 
 CLOCK_MAX = 100
-"""Largest number of entries shown of a vector clock."""
+"""Largest number of entries that the page shows of a vector clock."""
 
 BOXES_MAX = 48
-"""Largest number of agents with a checkbox, which the busiest agents get."""
+"""Largest number of agents that have a checkbox. The busiest agents have one."""
 
 
 class SpaceFacts(msgspec.Struct, frozen=True):
-    """Content of the screen.
+    """The content of the screen *Space-time*.
 
     Attributes:
-        query: the request.
+        query: the requested window.
         sources: sources of this view.
         chosen: the event that is described in detail.
         epochs: epochs in whose cuts the chosen event's message was in transit.
-        content: content of that message, if known.
-        sampled: every N-th message of each channel was traced.
+        content: content of the chosen event's message, if known.
+        sampled: N if every N-th message of each channel was traced.
         silent: hosts that do not report.
-        is_missing: some hosts had more events than they reported.
-        omitted: number of omitted events at the beginning of a trace.
-        trace: name of the trace.
+        is_missing: whether some hosts had more events than they reported.
+        omitted: number of events that were omitted at the beginning of the trace.
+        trace: name of the trace, or "" if a fleet is shown.
         held: number of the held snapshot.
         targets: epochs that have a page.
     """
@@ -193,12 +193,12 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
 
 def space_body(facts: SpaceFacts) -> Markup:
-    """Draw the whole screen."""
+    """Draw the whole screen *Space-time*."""
     return join([_title(facts), notices(), _form(facts), space_results(facts)])
 
 
 def space_results(facts: SpaceFacts) -> Markup:
-    """Draw the part below the form: the picture, and the chosen event."""
+    """Draw the part of the screen below the form, which contains the picture and the chosen event."""
     by_id = {piece.id: piece.html for piece in space_pieces(facts)}
     label = "Space-time diagram: its events are listed below"
     box = tag("div", by_id["picture"], class_="picture", tabindex="0", role="region", aria_label=label)
@@ -207,7 +207,7 @@ def space_results(facts: SpaceFacts) -> Markup:
 
 
 def space_pieces(facts: SpaceFacts) -> list[Partial]:
-    """Return the pieces that may change."""
+    """Return the elements of the screen that may change."""
     return [
         Partial("choice", _choice_of_agents(facts)),
         Partial("about", _about(facts)),
@@ -217,7 +217,7 @@ def space_pieces(facts: SpaceFacts) -> list[Partial]:
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
-    """Return the query for exactly the events shown; for a running fleet it names a held snapshot."""
+    """Return the query for exactly the events that are shown. For a running fleet, the query names a held snapshot."""
     query = facts.query.at(facts.window)
     return replace(query, held=facts.held) if query.source == "live" else query
 
@@ -287,7 +287,7 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
 
 
 def _choice_of_agents(facts: SpaceFacts) -> Markup:
-    """Draw checkboxes for the busiest agents. The selection may change in a running fleet."""
+    """Draw checkboxes for the busiest agents. In a running fleet, the busiest agents may change."""
     chosen = facts.query.agents
     boxes = [
         tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in chosen), agent)
@@ -305,7 +305,7 @@ def _busiest(event_log: EventLog) -> list[str]:
 
 
 def _about(facts: SpaceFacts) -> Markup:
-    """Draw links to neighbouring windows, and notes on omitted events."""
+    """Draw links to neighbouring windows, and notes about omitted events."""
     links = tag("nav", _moves(facts), aria_label="Window", class_="moves")
     return tag("div", links, [tag("p", note, class_="quiet") for note in _notes(facts)], id="about")
 
@@ -349,7 +349,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Return the centre for zooming in, which is the chosen event if it is in the window."""
+    """Return the event around which to zoom in. This is the chosen event if it is in the window, otherwise None."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
@@ -442,7 +442,7 @@ def _in_transit(facts: SpaceFacts) -> list[tuple[str, Child]]:
 
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    """Return the epoch that the event's agent had recorded last at that moment, if known."""
+    """Return the last epoch that the event's agent had recorded at the time of the event, if known."""
     agent = getattr(facts.event_log.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
         traced = facts.event_log.events[earlier]
@@ -470,13 +470,13 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
 
 
 def _own(row: str, chosen: ChosenEvent) -> str:
-    """Return the vector clock entry of the event's own row, in the row's current incarnation."""
+    """Return the name of the vector clock entry for the event's own row, in the row's current incarnation."""
     lives = [name for name in chosen.clock if name == row or name.startswith(f"{row}#")]
     return lives[-1] if lives else row
 
 
 def _neighbours(facts: SpaceFacts, position: int) -> Child:
-    """Draw links to the other end of the event's message, and to neighbouring events of the row."""
+    """Draw links to the other end of the event's message, and to the neighbouring events in the event's row."""
     event_log, window, query = facts.event_log, facts.window, still(facts)
     row = event_log.row_at(position, window.rows)
     own = [each for each in event_log.shown(window) if event_log.row_at(each, window.rows) == row]
@@ -497,7 +497,7 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
 
 
 def _around(event_log: EventLog, window: Window, position: int) -> Window:
-    """Return a window of the same size with this event in its middle."""
+    """Return a window of the same size with the event at `position` in its middle."""
     half = max(1, len(event_log.shown(window)) // 2)
     bare = replace(window, first=position, end=position + 1)
     return event_log.moved(bare, first=-half, end=half)

@@ -1,14 +1,14 @@
 """Answer requests for the screen *Space-time* of the running fleet or of a trace. `diagrams/` draws the picture.
 
-GET  /space-time          the screen; with `?part=found` only its lower part
+GET  /space-time          the screen, or only its lower part with `?part=found`
 GET  /events/space-time   stream of changes of the screen
 GET  /space-time.svg      picture of exactly the window shown
-GET  /space-time.shiviz   events in the window, with their vector clocks
+GET  /space-time.shiviz   the events in the window, with their vector clocks
 
-The live events of the last seconds come from the hosts' traces. The view reads the traces once for all viewers, at most once a period, and
-only while somebody views the screen. Hosts trace while they receive requests, and for five seconds longer. If there are too many events,
-hosts trace only every fourth message of a channel, or every sixteenth, and so on; both ends trace the same messages. A host's events are
-shown only up to the time that all hosts have reported. Otherwise receives would appear before their sends.
+The live events of the last seconds come from the hosts' traces. The view reads the traces once for all viewers, at most once per period,
+and only while somebody views the screen. Hosts trace while they receive requests for their traces, and for five more seconds. If there are
+too many events, hosts trace only every fourth message of each channel, or every sixteenth, and so on. Both ends of a channel trace the same
+messages. Events are shown only up to the time up to which all hosts have reported. Otherwise receives would appear before their sends.
 """
 
 import asyncio
@@ -48,44 +48,45 @@ from snapline.view.watch import ViewCalls
 
 
 KEPT_S = 20.0
-"""Time for which live events are kept."""
+"""Time in seconds for which live events are kept."""
 
 EVENTS_MAX = 20_000
-"""Largest number of events kept for all hosts together. Earlier events are dropped."""
+"""Largest number of events that are kept for all hosts together. Earlier events are dropped."""
 
 LINES_MAX = 20_000
-"""Largest number of trace lines of all hosts in one read. Each host may report an equal share."""
+"""Largest number of trace lines in one read, for all hosts together. Each host may report an equal share."""
 
 LINES_MIN = 200
-"""Lower bound of each host's share, however many hosts there are."""
+"""Smallest number of trace lines that each host may report in one read, however many hosts there are."""
 
 LINES_HIGH, LINES_LOW = 10_000, 500
-"""Limits on the trace lines of one read. Above the first, hosts trace fewer messages from then on; below the second, more."""
+"""If a read returns more trace lines than the first limit, hosts afterwards trace fewer messages. If it returns fewer than the second
+limit, they trace more."""
 
 EVERY_MAX = 1 << 20
 WAIT_S = 2.0
-"""Clock lag behind the other hosts above which the view no longer waits for a host."""
+"""Lag in seconds behind the other hosts above which the view no longer waits for a host's events."""
 
 GAP_S = 4.0
-"""Time without a request after which the view discards its events; hosts stop tracing a second later."""
+"""Time in seconds without a request after which the view discards its events. Hosts stop tracing a second later."""
 
 FIRST_S = 0.5
-"""Wait between the first read and the second one. Without the wait, viewers without scripts would get an empty page."""
+"""Wait in seconds between the first read and the second read. Without this wait, viewers without scripts would get an empty page."""
 
 SNAPSHOTS_KEPT = 30
-"""Number of snapshots kept, for about a minute, so that an event clicked on a live page still exists."""
+"""Number of snapshots that are kept, which covers about a minute. So an event that a viewer clicks on a live page still exists."""
 
 HELD_MAX = 16
-"""Largest number of held snapshots, which are kept longer while viewers study them."""
+"""Largest number of held snapshots. Held snapshots are kept longer than other snapshots, while viewers study them."""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True):
-    """Events known at one moment.
+    """The events that were known at one moment.
 
     Attributes:
-        every: hosts trace every N-th message of each channel.
+        every: N if hosts trace every N-th message of each channel.
         silent: hosts that do not report.
-        is_missing: some hosts had more events than they could report.
+        is_missing: whether some hosts had more events than they could report.
     """
 
     number: int
@@ -96,7 +97,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 
 
 class LiveEvents:
-    """Live events of one fleet. Use an instance from one event loop only."""
+    """Reads and keeps the live events of one fleet. Use an instance from one event loop only."""
 
     def __init__(self, calls: ViewCalls, period_s: float = RENDER_PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
@@ -111,11 +112,11 @@ class LiveEvents:
         self._held: dict[int, LiveSnapshot] = {}
 
     async def look(self) -> LiveSnapshot:
-        """Return the events of the last seconds, at most one period old. Raises SnaplineError."""
+        """Return the events of the last seconds, as of at most one period ago. Raise SnaplineError if the fleet cannot answer."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
-                self._reported.clear()  # hosts have stopped tracing, so events are missing
+                self._reported.clear()  # hosts stopped tracing in the meantime, so some events are missing
                 await self._ask()
                 await asyncio.sleep(self._first_s)
             if waited_s >= self._period_s:
@@ -124,17 +125,17 @@ class LiveEvents:
         return self._snapshots[self._count]
 
     def hold(self, look: LiveSnapshot) -> None:
-        """Keep a snapshot for a viewer who is studying it."""
+        """Keep a snapshot longer, for a viewer who is studying it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, number: int) -> LiveSnapshot:
-        """Return an earlier snapshot and hold it.
+        """Return an earlier snapshot, and keep it longer.
 
         Raises:
-            NotFoundError: the snapshot is no longer kept.
+            NotFoundError: If the snapshot is no longer kept.
         """
         snapshot = self._held.get(number) or self._snapshots.get(number)
         if snapshot is None:
@@ -167,7 +168,7 @@ class LiveEvents:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
-        """Return the events up to the time that all hosts have reported, without events that are too old."""
+        """Return the events up to the time up to which all hosts have reported, without events that are too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
             [
@@ -189,7 +190,7 @@ class LiveEvents:
 
 
 class _HostEvents:
-    """Events reported by one host. `lines`: trace lines by run; each process of the host is one run."""
+    """The events that one host has reported. `lines` contains the trace lines by run. Each process of the host is one run."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -198,7 +199,7 @@ class _HostEvents:
         self.lines: dict[str, deque[PlanLine | HostLine]] = {}
 
     def take(self, answer: RecentTrace) -> int:
-        """Add the trace lines of an answer; return their number."""
+        """Add the trace lines of a reply, and return their number."""
         lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
         self.cursor, self.time_ns = answer.cursor, answer.time_ns
         run = answer.cursor.partition(".")[0]
@@ -230,7 +231,7 @@ def _event_log(parts: Sequence[HostPart]) -> EventLog:
 
 
 TRACE_EVENTS_MAX = 200_000
-"""Largest number of events read from a trace, counted from its end. More events would take minutes and gigabytes to process."""
+"""Largest number of events read from a trace, counted from the trace's end. More events would take minutes and gigabytes to process."""
 
 EPOCHS_SEARCHED_MAX = 3
 """Largest number of cuts searched for a message's content. A message is in transit in several cuts only if epochs overlap."""
@@ -240,7 +241,7 @@ _EPOCH = re.compile(r"epoch (\d+)")
 
 
 class ShownTrace:
-    """The trace that the view was started with. The trace is read again when its files have changed."""
+    """The trace with which the view was started. The trace is read again when its files have changed."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -251,11 +252,11 @@ class ShownTrace:
 
     @property
     def name(self) -> str:
-        """Name of the trace for display."""
+        """Return the name under which the page shows the trace."""
         return str(self._place)
 
     async def event_log(self) -> EventLog:
-        """Return all events of the trace. Raises SnaplineError if the trace cannot be read."""
+        """Return the events of the trace. Raise SnaplineError if the trace cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
@@ -275,16 +276,17 @@ class ShownTrace:
 
 
 Show = Callable[[str, Markup, str], Response]
-"""Function that wraps a screen in the page frame. Arguments: title, body, address of the stream of changes."""
+"""Function that wraps a screen in the page frame. The function's arguments are the title, the body, and the address of the stream of
+changes."""
 
 CutAt = Callable[[str], Awaitable[CutFacts]]
 Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen.
+    """Request handlers for the screen *Space-time*.
 
-    `live` is None without a fleet, `trace` None without a trace. `epochs` returns the epochs that have a page.
+    `live` is None if there is no fleet, and `trace` is None if there is no trace. `epochs` returns the epochs that have a page.
     """
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
@@ -303,7 +305,7 @@ class SpaceTimePages:
         if request.query_params.get("part") == "found":
             return HTMLResponse(str(await asyncio.to_thread(space_results, facts)), headers=HEADERS)
         if facts.query.is_live and self._live is not None:
-            self._live.held(facts.held)  # viewers without scripts may click later
+            self._live.held(facts.held)  # viewers without scripts may click an event later
         body = await asyncio.to_thread(space_body, facts)
         return self._show("Space-time", body, "/events/space-time" if facts.query.is_live else "")
 
@@ -319,13 +321,13 @@ class SpaceTimePages:
         return self._streams.response(look)
 
     async def svg(self, request: Request) -> Response:
-        """Return the picture as SVG."""
+        """Return the picture of the window as SVG."""
         facts = await self._facts(self._query(request))
         drawn = await asyncio.to_thread(draw_window, facts.event_log, facts.window, facts.chosen)
         return _file(drawn, "image/svg+xml", "space-time.svg")
 
     async def shiviz(self, request: Request) -> Response:
-        """Return the events as a ShiViz log."""
+        """Return the events in the window as a ShiViz log."""
         facts = await self._facts(self._query(request))
         log = await asyncio.to_thread(facts.event_log.shiviz, facts.window)
         return _file(log, "text/plain; charset=utf-8", "space-time.log")
@@ -367,7 +369,7 @@ class SpaceTimePages:
             try:
                 cut = await self._cut_at(str(epoch))
             except SnaplineError:
-                continue  # pruned, or not complete
+                continue  # the epoch was deleted, or is not complete
             contents += [
                 message.message
                 for channel, message in cut.messages()
@@ -392,7 +394,7 @@ def _chosen(query: SpaceQuery, event_log: EventLog, window: Window) -> ChosenEve
 
 
 def in_transit(event_log: EventLog, position: int) -> tuple[int, ...]:
-    """Return the epochs in whose cuts the message of this event was in transit."""
+    """Return the epochs in whose cuts this event's message was in transit."""
     cuts = [front for front in event_log.past.fronts if front.kind == "cut"]
     for arrow in event_log.past.arrows(position, position, cuts, {}):
         if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":

@@ -1,4 +1,4 @@
-"""Draw the screen *Fleet* in a terminal: state of the fleet, hosts with their turns per second, and long turns."""
+"""Draw the screen *Fleet* in a terminal. The screen shows the fleet's state, the hosts with their turns per second, and long turns."""
 
 from collections.abc import Sequence
 
@@ -30,10 +30,10 @@ COURSE_MAX = 40
 
 BUSY_MAX = 5
 CONCERNS_MAX, CONCERN_LINES = 8, 2
-"""Largest number of concerns shown, and number of screen lines that one usually takes."""
+"""Largest number of concerns shown, and number of terminal lines that one concern usually takes."""
 
 HEAD_LINES = 10
-"""Number of screen lines above and below the hosts."""
+"""Number of terminal lines above and below the hosts."""
 
 COLUMNS = (
     "HOST",
@@ -52,7 +52,7 @@ NUMBERS = COLUMNS[2:10]
 
 
 def draw(heard: LatestStatus, *, lines: int) -> RenderableType:
-    """Draw one screen of `lines` lines. The busiest hosts are listed; the other hosts are only counted."""
+    """Draw one screen of `lines` lines. List the busiest hosts, and only count the remaining hosts."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -116,7 +116,7 @@ def _figures(facts: FleetStatus, heard: LatestStatus) -> list[Text]:
 
 
 def bars(course: Sequence[float]) -> str:
-    """Return the newest numbers as a bar chart in text, scaled from 0 to the largest number."""
+    """Draw the newest numbers as a bar chart in text, scaled from 0 to the largest number."""
     shown = course[-COURSE_MAX:]
     most = max(shown, default=0.0)
     return "".join(
@@ -125,7 +125,7 @@ def bars(course: Sequence[float]) -> str:
 
 
 def _hosts(hosts: Sequence[HostStatus], heard: LatestStatus, room: int) -> list[RenderableType]:
-    """Draw the hosts in order. If not all fit, draw only hosts with problems and hosts with the most turns."""
+    """Draw the hosts in order. If they do not all fit, draw only the hosts with problems and the hosts with the most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}

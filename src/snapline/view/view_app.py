@@ -1,17 +1,17 @@
-"""HTTP server of the view: pages, streams of their changes, and static files. The modules of the screens produce the content.
+"""Serve the view over HTTP: pages, streams of their changes, and static files. The screens' modules produce the content.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
-    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with actions enabled (`action_requests.py`)
+    GET  /act, /act/{verb}, POST /deeds      operators' actions, if the view was started with actions enabled (`action_requests.py`)
     GET  /space-time, /space-time.svg, …     events of the fleet and of a trace (`space_time_requests.py`)
-    GET  /events/fleet, /events/waiting      server-sent events `[[id, html], …]`: the page's elements to replace
+    GET  /events/fleet, /events/waiting      server-sent events `[[id, html], …]` with the page elements to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  sign in with the token, if one is required, and sign out
-    GET  /simulation, /simulation/…          reports of simulations, if there are any (`simulation_pages.py`)
+    GET  /simulation, /simulation/…          simulation reports, if there are any (`simulation_pages.py`)
     GET  /health                             200 while this process answers
 
-Apart from the actions, requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
+All requests except actions only read. The content of a page comes from `snapline.Client` and from the store's reader.
 
-`serve` runs the view's process, with one client and one server, until the process is stopped.
+`serve` runs the view with one client and one server until the process is stopped.
 """
 
 import asyncio
@@ -66,16 +66,16 @@ if TYPE_CHECKING:
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 KEEP_ALIVE_S = 15.0
-"""Time between keep-alive events of a stream. Proxies close connections on which nothing is sent."""
+"""Time in seconds between keep-alive events of a stream. Proxies close connections on which nothing is sent."""
 
 WRONG_S = 0.5
-"""Delay before the answer to a wrong token."""
+"""Delay in seconds before the reply to an invalid token."""
 
 DESCRIBE_S = 5.0
-"""Longest wait for a host to describe an agent. The wait is short because a viewer waits for the page."""
+"""Longest wait in seconds for a host to describe an agent. The wait is short because a viewer waits for the page."""
 
 LIVE_S, SAVED_S = 1.0, 3.0
-"""Longest waits for an agent's live state, which is available at the end of a turn, and for the agent's state in the newest snapshot."""
+"""Longest waits in seconds for an agent's live state, which is available at the end of a turn, and for its state in the newest snapshot."""
 
 CUTS_KEPT = 2
 
@@ -83,10 +83,14 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: token for signing in; if "", everyone on this machine may read. `operators` None: actions are disabled.
+    """Request handlers of the view.
 
-    `trace`: a trace file, or a folder with traces of hosts. `reports`: folders with reports of simulations. `calls` None: there is no
-    fleet, only traces and reports.
+    Args:
+        calls: client of the fleet. If None, the view shows only traces and reports.
+        token: token for signing in. If "", everyone on this machine may read.
+        operators: actions that operators may run. If None, actions are disabled.
+        trace: a trace file, or a folder with traces of hosts.
+        reports: folders with simulation reports.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class View:
         self._space = SpaceTimePages(
             self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut, self._shown_epochs
         )
-        calls = cast("ViewCalls", calls)  # without a fleet no route uses it
+        calls = cast("ViewCalls", calls)  # if there is no fleet, no route uses `calls`
         self._calls = calls
         self._sessions = Sessions(token)
         self._watch = watch or FleetWatch(calls)
@@ -157,7 +161,7 @@ class View:
         ]
 
     def _screens(self) -> tuple[tuple[str, str, str], ...]:
-        """Return the screens that the current viewer can open."""
+        """Return the screens that this view offers."""
         screens = [*SCREENS, SPACE_TIME] if self._has_fleet else [SPACE_TIME] if self._has_trace else []
         if self._operators is not None and self._operators.offers(self._watch.last.facts):
             screens.append(ACT)
@@ -240,7 +244,7 @@ class View:
         agent = request.path_params["agent"]
         try:
             described = await self._calls.describe(agent, DESCRIBE_S)
-        except UnknownOutcomeError as error:  # its host is lost, or the fleet recovers
+        except UnknownOutcomeError as error:  # the agent's host is lost, or the fleet is recovering
             try:
                 saved = await self._calls.state(agent, timeout_s=SAVED_S)
             except SnaplineError:
@@ -249,7 +253,10 @@ class View:
         return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
 
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
-        """Return the live state, or else the state in the newest snapshot, and the reason if the live state or both are unavailable."""
+        """Return an agent's live state and "".
+
+        If the live state is unavailable, return the state in the newest snapshot, or None, and the reason.
+        """
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
         except SnaplineError as error:
@@ -278,7 +285,7 @@ class View:
         query = request.query_params
         named = ",".join([*query.getlist("failed"), query.get("others", "")])
         failed = _names(named)
-        line = msgspec.convert({**await self._calls.line_of(failed), "failed": failed}, LineFacts)  # hosts as given
+        line = msgspec.convert({**await self._calls.line_of(failed), "failed": failed}, LineFacts)  # hosts as requested
         if query.get("part") == "line":
             return _html(line_result(line))
         state = await self._watch.now()
@@ -312,7 +319,7 @@ class View:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _shown_epochs(self) -> frozenset[int]:
-        """Return the epochs that have a page; no epochs if the fleet does not answer."""
+        """Return the epochs that have a page, or an empty set if the fleet does not answer."""
         if not self._has_fleet:
             return frozenset()
         try:
@@ -321,13 +328,13 @@ class View:
             return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
-        """Return the cut. Cuts are cached, because typing into a search field requests the same cut repeatedly."""
+        """Return the cut of a snapshot. Cache cuts, because typing into a search field requests the same cut repeatedly."""
         if snapshot not in self._cuts:
             cut = cut_of(await self._calls.snapshot_at(snapshot))
             while len(self._cuts) >= CUTS_KEPT:
                 del self._cuts[next(iter(self._cuts))]
             if snapshot != str(cut.epoch):
-                return cut  # a tag may move
+                return cut  # not cached, because a tag may move
             self._cuts[snapshot] = cut
         return self._cuts[snapshot]
 
@@ -414,17 +421,17 @@ async def serve(
     trace: Path | None = None,
     reports: Sequence[Path] = (),
 ) -> None:
-    """Serve the view until SIGINT or SIGTERM arrives. The function prints the view's address.
+    """Print the view's address, and serve the view until SIGINT or SIGTERM arrives.
 
     Args:
         may_act: whether operators may run actions.
-        folder: folder of the fleet, if the folder is on this machine.
+        folder: the fleet's folder, if it is on this machine.
         trace: trace to show in addition to the fleet.
-        reports: folders with reports of simulations.
+        reports: folders with simulation reports.
 
     Raises:
-        UsageError: the process cannot listen on the address, or one of `reports` is not a folder.
-        CoordinatorUnavailableError: no coordinator answers at the address.
+        UsageError: If the process cannot listen on the address, or one of `reports` is not a folder.
+        CoordinatorUnavailableError: If no coordinator answers at the address.
     """
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
@@ -432,7 +439,7 @@ async def serve(
 
 
 async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
-    """Serve the view without a fleet: a trace, reports of simulations, or both."""
+    """Serve the view without a fleet. The view then shows a trace, simulation reports, or both."""
     await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
 

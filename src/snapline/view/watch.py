@@ -1,7 +1,7 @@
-"""Read the state of a fleet for all viewers.
+"""Read a fleet's state once for all viewers.
 
-The coordinator gets one request a second for any number of viewers, and no requests without viewers. `FleetCalls` declares these requests, and
-`LatestStatus` stores the last answers: status, agents, and turns per second.
+The coordinator receives one request per second for any number of viewers, and none if there are no viewers. `FleetCalls` declares these
+requests. `LatestStatus` stores the status and agents of the last replies, and the turns per second.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.status import AskedReplica, FleetStatus
 
 COURSE_MAX = 120
-"""Largest number of samples in the sparkline: two minutes, with one sample per second."""
+"""Largest number of samples in the sparkline. With one sample per second, they cover two minutes."""
 
 WINDOW_S = 5.0
-"""Length of the window over which a rate is computed. Hosts report their counts with heartbeats, not on request."""
+"""Length in seconds of the window over which a rate is computed. Hosts report their counts with heartbeats, not on request."""
 
 
 ENDED = ("finished", "failed")
@@ -31,7 +31,7 @@ ENDED = ("finished", "failed")
 
 
 class FleetCalls(Protocol):
-    """Requests of the view to a fleet: a subset of the methods of `snapline.Client`."""
+    """The requests that the pages of the live fleet send to a fleet. These requests are a subset of the methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -39,7 +39,7 @@ class FleetCalls(Protocol):
 
 
 class ViewCalls(FleetCalls, Protocol):
-    """Requests that the view's other screens need in addition."""
+    """The requests that the view's other screens send in addition."""
 
     async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
@@ -57,16 +57,16 @@ class ViewCalls(FleetCalls, Protocol):
 
 
 class LatestStatus(msgspec.Struct, frozen=True):
-    """Latest known state of the fleet.
+    """The latest known state of the fleet.
 
     Attributes:
-        facts: the last answer; None if no answer has arrived yet.
-        updated_s: time of the last answer, in seconds since 1970.
-        trouble: reason why the last request has no answer; "" if the request was answered.
-        turns_per_s: turns per second of all hosts; None if unknown.
-        host_turns_per_s: host → turns per second, for hosts whose rate is known.
-        course: samples of turns per second, oldest first.
-        agents: all agents, sorted.
+        facts: the last status reply, or None if no reply has arrived yet.
+        updated_s: time of the last status reply, in seconds since 1970.
+        trouble: reason why the last request was not answered, or "" if it was answered.
+        turns_per_s: turns per second of all hosts, or None if unknown.
+        host_turns_per_s: turns per second of each host whose rate is known.
+        course: samples of the fleet's turns per second, oldest first.
+        agents: all agents with their hosts, sorted.
     """
 
     facts: FleetStatus | None = None
@@ -86,7 +86,7 @@ class TurnRates:
         self._course: deque[float] = deque(maxlen=COURSE_MAX)
 
     def note(self, now_s: float, facts: FleetStatus) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Add a sample. Return the rate of each host that has at least two samples, and the history of the total rate."""
+        """Add a sample. Return the rate of each host that has at least two samples, and the past samples of the total rate."""
         turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
         self._samples.append((now_s, turns))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
@@ -105,18 +105,19 @@ class TurnRates:
 
 
 PERIOD_S = 1.0
-"""Time between two status requests. Shorter is useless, because hosts report their state with heartbeats, which are not more frequent."""
+"""Time in seconds between two status requests. A shorter time would be useless, because hosts report their state with heartbeats, which are
+not more frequent."""
 
 AGENTS_S = 30.0
-"""Time between two requests for the placement, because the answer is long for ten thousand agents. A change of hosts, plan or agent count
-causes an earlier request."""
+"""Time in seconds between two requests for the placement. The time is long because the reply for ten thousand agents is large. A change of
+the hosts, the plan or the number of agents causes an earlier request."""
 
 VIEWERS_MAX = 64
 """Largest number of concurrent viewer streams."""
 
 
 class FleetWatch:
-    """Latest known state of the fleet, and the viewers that wait for changes. Use an instance from one event loop only."""
+    """Keeps the latest known state of the fleet, and the viewers that wait for changes. Use an instance from one event loop only."""
 
     def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
         self._calls = calls
@@ -132,21 +133,21 @@ class FleetWatch:
 
     @property
     def last(self) -> LatestStatus:
-        """Latest known state of the fleet."""
+        """The latest known state of the fleet."""
         return self._state
 
     async def now(self) -> LatestStatus:
-        """Return the state of the fleet, at most one period old."""
+        """Return a state of the fleet that is at most one period old."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
         return self._state
 
     async def follow(self) -> AsyncGenerator[LatestStatus, None]:
-        """Yield the state of the fleet, now and after every request.
+        """Yield the state of the fleet immediately, and again after every status request.
 
         Raises:
-            UsageError: there are too many viewers.
+            UsageError: If there are already `VIEWERS_MAX` viewers.
         """
         if len(self._news) >= VIEWERS_MAX:
             raise UsageError(f"{VIEWERS_MAX} viewers look already: close one")

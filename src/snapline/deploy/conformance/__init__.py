@@ -2,21 +2,22 @@
 
 A fleet relies on three properties of its launcher:
 
-1. A started process runs once.
-2. Its exit is reported, and never mistaken for the exit of the next run.
-3. Closing the launcher leaves nothing behind.
+1. A start runs exactly one process.
+2. The launcher reports the exit of each process, and never attributes the exit to the process's next run.
+3. Closing the launcher leaves no processes or files behind.
 
-The small checks test these points. The large check starts a fleet of five agents on three hosts, kills a host, lets a replaced host send
-messages, and moves the coordinator's leadership. It checks every snapshot in the store: no message is lost or handled twice (G1, G2, G3, G9).
+The small checks test these properties. The large check starts a fleet of five agents on three hosts, kills a host, lets a replaced host
+send messages, and moves the coordinator's leadership. In every snapshot in the store, it then checks that no message was lost or handled
+twice (G1, G2, G3, G9).
 
-In a test suite:
+Run the checks in a test suite like this:
 
     @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
     async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None:
         await conformance.run(check, MyBench(tmp_path))
 
-A bench provides what a launcher does not: a store that all processes can reach, command lines, and the list of what remains after closing.
-`LocalBench`, the bench of this machine, is an example.
+A bench supplies what the checks need in addition to the launcher: a store that all processes can reach, command lines, and a list of the
+processes and files that remain after closing. `LocalBench`, the bench for this machine, is an example.
 """
 
 from snapline.deploy.conformance.bench import Bench, LauncherFaultError, LocalBench, processes_naming
@@ -37,7 +38,7 @@ __all__ = [
 
 
 def checks() -> list[Check]:
-    """Return all checks, the simple ones first. Each check is a coroutine function that takes an unused bench."""
+    """Return all checks, ordered from simple to complex. Each check is a coroutine function that takes an unused bench."""
     return [*PROCESS_CHECKS, a_fleet_recovers_exactly_and_leaves_nothing]
 
 
@@ -45,7 +46,7 @@ async def run(check: Check, bench: Bench) -> None:
     """Run one check.
 
     Raises:
-        LauncherFaultError: the check failed; the message names the check and says what it observed.
+        LauncherFaultError: If the check failed. The message names the check and describes what the check observed.
     """
     try:
         await check(bench)

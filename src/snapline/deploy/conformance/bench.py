@@ -1,4 +1,4 @@
-"""Define what the conformance checks need of a place in addition to its launcher (`Bench`), and implement it for this machine."""
+"""Define `Bench`, which supplies what the conformance checks need in addition to a launcher, and implement it for this machine."""
 
 import asyncio
 import contextlib
@@ -13,35 +13,35 @@ from snapline.deploy.plan import NODE
 from snapline.messages.coordinator_client import CoordinatorClient
 
 LIMIT_S = 90.0
-"""Time limit of each step. A step takes seconds on an idle machine, and up to ten times as long on a busy one."""
+"""Time limit for each step of a check. A step takes seconds on an idle machine, and up to ten times as long on a busy machine."""
 
 LOOK_S = 0.05
 """Polling interval in seconds."""
 
 
 class LauncherFaultError(AssertionError):
-    """A launcher does not do what a fleet needs. The message begins with the name of the check or step."""
+    """A launcher failed a conformance check. The message begins with the name of the check or step."""
 
 
 class Bench(Protocol):
-    """A place where launchers are tested. Processes may be killed and disconnected there."""
+    """A place for testing launchers, where the checks may kill and disconnect processes."""
 
     @property
     def folder(self) -> Path:
-        """A folder that all processes share with this one; their command lines contain its path."""
+        """A folder that this process shares with all processes of the fleet. The processes' command lines contain the folder's path."""
         ...
 
     @property
     def store(self) -> str:
-        """An empty store for one fleet, readable by hosts, coordinators and this process."""
+        """Location of an empty store for one fleet, which hosts, coordinators and this process can read."""
         ...
 
     def launcher(self) -> Launcher:
-        """Return a new launcher for an unused place. The caller closes it before requesting the next one."""
+        """Return a new launcher for an unused place. Close each launcher before you request the next one."""
         ...
 
     def commands(self, fleet: str, hosts: int) -> Commands:
-        """Return the command lines for this place. Agents of a lost host move at once (`on_failure="move"`)."""
+        """Return the builder of command lines for this place. Agents of a lost host must move immediately (`on_failure="move"`)."""
         ...
 
     def connect(self, address: str) -> CoordinatorClient:
@@ -49,15 +49,15 @@ class Bench(Protocol):
         ...
 
     def remains(self) -> list[str]:
-        """Return descriptions of the processes and files left after all launchers were closed. The list should be empty."""
+        """Describe the processes and files that remain after all launchers were closed. The list should be empty."""
         ...
 
 
 class LocalBench:
-    """Bench of this machine: everything in one folder."""
+    """A bench on this machine that keeps everything in one folder."""
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """Create the bench; `environment` is added to the environment of the processes."""
+        """Create the bench. `environment` is added to the environment of each process that the bench starts."""
         self._folder = folder
         self._environment = environment
         self._places = 0
@@ -91,7 +91,7 @@ class LocalBench:
 
 
 def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-    """Return commands for several nodes that are all this machine: they share one folder and listen at their own addresses."""
+    """Return the command lines for simulated nodes on this machine. The nodes share one folder, and each listens at its own address."""
     return SnaplineCommands(
         data_dir=bench.folder / "data",
         fleet=fleet,
@@ -104,7 +104,10 @@ def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[
 
 
 def processes_naming(text: str) -> list[str]:
-    """Return command lines of other processes on this machine that contain `text`, and our children that have no command line yet."""
+    """Return the command lines of other processes on this machine that contain `text`.
+
+    Also report this process's children that have no command line yet.
+    """
     commands: list[str] = []
     for folder in sorted(Path("/proc").iterdir()):
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
@@ -116,7 +119,7 @@ def processes_naming(text: str) -> list[str]:
 
 
 def _is_in_exec(folder: Path) -> bool:
-    """Return whether the process is our child and not a zombie. During an exec a process briefly has no command line."""
+    """Return whether the process is a child of this process and not a zombie. A process briefly has no command line during an exec."""
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state != "Z" and int(parent) == os.getpid()
 
@@ -128,7 +131,7 @@ def require(is_so: bool, words: str) -> None:
 
 
 async def until(words: str, is_there: Callable[[], bool]) -> None:
-    """Poll `is_there` until it returns True; `words` describe the awaited condition in the error."""
+    """Poll `is_there` until it returns True. `words` describes this condition in the error that is raised after `LIMIT_S`."""
     try:
         async with asyncio.timeout(LIMIT_S):
             while not is_there():

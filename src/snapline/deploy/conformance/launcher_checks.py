@@ -1,15 +1,16 @@
-"""Check launchers: small checks of each method, and a large check with a whole fleet.
+"""Check launchers with small checks of each method, and with a large check that runs a whole fleet.
 
-The small checks start and end small programs, without a fleet. The large check leads a fleet of five agents on three hosts and three coordinators
-through the faults of a real place:
+The small checks start and end small programs, without a fleet. The large check runs a fleet of five agents on three hosts and three
+coordinators, and injects the faults that occur in practice:
 
-1. The fleet comes up and takes a snapshot.
-2. A host is killed; the fleet recovers exactly.
-3. A host is frozen and replaced; its messages are rejected when it wakes.
-4. The coordinator's leader is killed and restarted, and leads again.
-5. The fleet goes down; nothing is left.
+1. The fleet starts and takes a snapshot.
+2. A host is killed, and the fleet recovers without losing or repeating a message.
+3. A host is frozen and replaced. When the frozen host resumes, its messages are rejected.
+4. The coordinator's leader is killed and restarted, and becomes the leader again.
+5. The fleet is shut down, and no process or file remains.
 
-`judge` then checks the tellers' snapshots from the store alone: consistent, complete, no token lost, every transfer handled once (G1–G3).
+`judge` then checks the fleet's snapshots, using only the store. Each snapshot must be consistent and complete, no token may be lost, and
+every transfer must be handled exactly once (G1–G3).
 """
 
 import asyncio
@@ -48,7 +49,7 @@ STUBBORN = "import pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN
 
 
 def program(name: str, code: str, kind: Kind = "host", instance: str = "run-1") -> ProcessSpec:
-    """A small Python program as a process of a fleet."""
+    """Return the spec of a process that runs a small Python program."""
     return ProcessSpec(name, kind, instance, (sys.executable, "-u", "-c", code))
 
 
@@ -61,7 +62,7 @@ async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
 
 
 async def a_name_is_one_process(bench: Bench) -> None:
-    """Check that repeating a start, such as after a lost answer, does not start a second process."""
+    """Check that repeating a start request, for example because the reply was lost, does not start a second process."""
     async with _opened(bench) as launcher:
         first = await launcher.start(program("h1", SLEEP))
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
@@ -110,7 +111,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
         handle = await launcher.start(program("h1", BEATING.format(beats=str(beats), beat_s=BEAT_S)))
         await until("a first beat", beats.exists)
         await launcher.freeze(handle)
-        await asyncio.sleep(BEAT_S)  # one beat may still be in progress
+        await asyncio.sleep(BEAT_S)  # the process may still be writing one heartbeat
         before = beats.stat().st_size
         await asyncio.sleep(10 * BEAT_S)
         require(beats.stat().st_size == before, "frozen, it goes on")
@@ -125,7 +126,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
 
 
 async def closing_leaves_nothing(bench: Bench) -> None:
-    """Check that closing leaves no process, not even one whose start was just cancelled."""
+    """Check that closing the launcher leaves no process, not even one whose start was just cancelled."""
     async with _opened(bench) as launcher:
         kinds: list[Kind] = ["host", "host", "coordinator"]
         for number, kind in enumerate(kinds):
@@ -166,7 +167,10 @@ async def _end_of(launcher: Launcher, handle: Handle) -> Exit:
 
 
 class CheckedSnapshot(NamedTuple):
-    """A correct snapshot: its epoch, the recovery plan in force when it was taken, and the hosts of its agents."""
+    """A snapshot that passed all checks.
+
+    `plan` is the recovery plan in force when the snapshot was taken, and `hosts` are the hosts of its agents.
+    """
 
     epoch: int
     plan: int
@@ -174,10 +178,10 @@ class CheckedSnapshot(NamedTuple):
 
 
 def judge(location: str) -> list[CheckedSnapshot]:
-    """Check every snapshot in the store. Snapshots that the coordinator prunes meanwhile are skipped.
+    """Check every snapshot in the store. Skip snapshots that the coordinator deletes during the check.
 
     Raises:
-        LauncherFaultError: a snapshot is wrong; the message names the snapshot and the fault.
+        LauncherFaultError: If a snapshot is incorrect. The message names the snapshot and the fault.
     """
     store = Store.open(location)
     judged: list[CheckedSnapshot] = []
@@ -244,7 +248,7 @@ REPLACEMENT_INSTANCE = "0123456789abcdef"
 
 
 async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
-    """Run one fleet through all steps, from start to shutdown."""
+    """Run a fleet through all steps of the large check, from start to shutdown."""
     launcher, commands = bench.launcher(), bench.commands(FLEET, HOSTS)
     notes: list[str] = []
     fleet = LaunchedFleet(
@@ -276,7 +280,7 @@ async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
 
 
 class _FleetCheckRun:
-    """Trial of one fleet. `step` names its progress."""
+    """One run of the large check. `step` names the current step."""
 
     def __init__(self, bench: Bench, launcher: Launcher, fleet: LaunchedFleet, client: CoordinatorClient) -> None:
         self.step = "up"
@@ -286,7 +290,7 @@ class _FleetCheckRun:
         self._client = client
 
     async def come_up(self) -> None:
-        """Check that all hosts take part, and each has agents."""
+        """Check that all hosts have joined the fleet and that each has agents."""
         status = await self._until("a running fleet", self._is_whole)
         require(sum(host.agents for host in status.hosts) == AGENTS, f"the agents are not all there: {status.hosts}")
         require(all(host.agents for host in status.hosts), f"not every host has agents: {status.hosts}")
@@ -298,7 +302,10 @@ class _FleetCheckRun:
         require(outcome.epoch in epochs, f"epoch {outcome.epoch} is not in the store")
 
     async def kill_a_host(self, host: str) -> None:
-        """Kill a host: all agents are restored to one cut on the remaining hosts. Then the host returns without agents."""
+        """Kill a host.
+
+        Check that all agents are restored to one cut on the remaining hosts, and that the host then returns without agents.
+        """
         self.step = f"{host} killed"
         earlier = await self._recoveries()
         self._fleet.kill(host, is_kept_down=True)
@@ -308,14 +315,17 @@ class _FleetCheckRun:
         judge(self._bench.store)
         await until(
             "its end seen", lambda: self._fleet.handle(host) is None
-        )  # the coordinator may see the exit before the launcher
+        )  # the coordinator may detect the exit before the launcher does
         self.step = f"{host} started again"
         self._fleet.restart(host)
         await self._until("all hosts back", self._is_whole)
         require(await self._recoveries() == earlier + 1, "its return has undone something")
 
     async def wake_replaced_host(self, host: str) -> None:
-        """Freeze a host that has turns to run and frames to send until it is replaced; when it wakes, its messages are rejected (G9)."""
+        """Freeze a host that has turns to run and frames to send, and keep it frozen until it is replaced.
+
+        Check that its messages are rejected after it resumes (G9).
+        """
         self.step = f"{host} frozen"
         earlier = await self._recoveries()
         frozen = self._fleet.handle(host)
@@ -343,10 +353,10 @@ class _FleetCheckRun:
         require(await self._recoveries() == earlier + 1, "their words have undone something")
 
     async def move_leadership(self) -> None:
-        """Kill the leader, so that another replica leads. The killed one returns, on any machine, and can lead again."""
+        """Kill the leader, and check that another replica becomes the leader. Check that the killed replica returns and can lead again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"
-        self._fleet.kill(leader, is_kept_down=True)  # restarted at once, it might be elected again
+        self._fleet.kill(leader, is_kept_down=True)  # if it restarted immediately, it might be elected again
         await self._until("another leader", lambda now: now.leader not in ("", leader))
         await self._until_more_epochs(1)
         self.step = f"{leader} started again"
@@ -381,7 +391,7 @@ class _FleetCheckRun:
         await self._until(f"{count} more epochs", lambda now: now.epochs_completed >= wanted and now.phase == "running")
 
     async def _until_led_by(self, name: str) -> None:
-        """Transfer leadership to `name`, which must first return and catch up."""
+        """Transfer leadership to the replica `name`, once it has returned and caught up."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while (await self._status()).leader != name:
@@ -395,7 +405,7 @@ class _FleetCheckRun:
         return len(await self._history())
 
     async def _recovered(self, earlier: int) -> dict[str, object]:
-        """Wait for the next recovery to complete, and return it."""
+        """Wait until there are more than `earlier` recoveries and the newest has completed. Return the newest recovery."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while True:

@@ -1,7 +1,9 @@
-"""Start real raylets on this machine, and define the bench that tests the Ray launcher on them. Only tests and benchmarks need this module.
+"""Start a real Ray cluster on this machine, and define the bench that tests the Ray launcher on it.
 
-`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All listen on 127.0.0.1,
-so nothing is reachable from outside. Ray allows this only when it assumes a machine without a network.
+Only tests and benchmarks use this module.
+
+`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All of them listen on
+127.0.0.1, so no other machine can reach them. Ray allows this address only if it believes that the machine has no network.
 """
 
 import contextlib
@@ -20,8 +22,8 @@ from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_fleet import RayLauncher
 
 NORMAL_PRIORITY = {"worker_niceness": 0}
-"""Ray's internal setting; its name may change. By default Ray's workers and their children run at niceness 15, so heartbeats would be
-late on a busy machine."""
+"""An internal setting of Ray, whose name may change. By default Ray's workers and their children run at niceness 15, so their heartbeats
+would be late on a busy machine."""
 
 QUICK = {
     **NORMAL_PRIORITY,
@@ -33,21 +35,21 @@ QUICK = {
 """Settings with which Ray declares a node dead after about two seconds."""
 
 HOST_RESOURCE = {"agenthost": 1.0}
-"""Resource of which each node has one unit, so that it takes one host."""
+"""Custom Ray resource of which each node has one unit, so that each node runs one host."""
 
 STORE_BYTES = 80 << 20
-"""Size of Ray's object store on each node; snapline does not use it."""
+"""Size in bytes of Ray's object store on each node. snapline does not use the object store."""
 
 _SWEEPER = Path(__file__).with_name("sweeper.py")
 
 
 class Raylets:
-    """A Ray cluster with a head and some nodes. Each node takes one host."""
+    """A Ray cluster with a head and some nodes, each of which runs one host."""
 
     def __init__(self, nodes: int, config: Mapping[str, int]) -> None:
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(config)}  # Ray writes into it
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(config)}  # Ray modifies this dict
         cluster = import_module("ray.cluster_utils").Cluster
-        self._cluster: Any = cluster(  # Any: Ray has its types only where it is installed
+        self._cluster: Any = cluster(  # Any: Ray's types exist only where Ray is installed
             initialize_head=True,
             head_node_args={**head, "node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES},
         )
@@ -57,7 +59,7 @@ class Raylets:
         self.address = str(self._cluster.address)
 
     def add(self) -> None:
-        """Add a node."""
+        """Add a node to the cluster."""
         self._nodes.append(
             self._cluster.add_node(
                 num_cpus=2, resources=HOST_RESOURCE, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
@@ -65,11 +67,11 @@ class Raylets:
         )
 
     def nodes(self) -> list[str]:
-        """Ids of the nodes that take hosts."""
+        """Return the ids of the nodes that can run hosts."""
         return [node.node_id for node in self._nodes]
 
     def kill(self, node_id: str) -> None:
-        """Send SIGKILL to the raylet of this node; its child processes end with it."""
+        """Send SIGKILL to the raylet of this node. The raylet's child processes end with it."""
         node = next(candidate for candidate in self._nodes if candidate.node_id == node_id)
         self._nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
@@ -82,18 +84,18 @@ class Raylets:
 
 @contextlib.contextmanager
 def raylets(nodes: int, paths: Sequence[str] = (), config: Mapping[str, int] = QUICK) -> Iterator[Raylets]:
-    """Yield a cluster whose workers can import modules from `paths`. `config`: Ray's system configuration.
+    """Yield a cluster whose workers can import modules from `paths`. `config` is Ray's system configuration.
 
-    A sweeper removes its processes and files afterwards, even if this process is killed.
+    A sweeper removes the cluster's processes and files afterwards, even if this process is killed.
     """
     constants: Any = import_module("ray._private.ray_constants")  # Any: a private module of Ray
     worker: Any = import_module("ray._private.worker")
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(_swept_folder())
         stack.enter_context(_environment(_wanted(scratch, paths)))
-        # Ray read this from the environment at import.
+        # Ray has already read this setting from the environment when it was imported.
         stack.enter_context(_changed(constants, "ENABLE_RAY_CLUSTER", False))
-        # Silence Ray's long messages about dead nodes: here nodes are killed on purpose.
+        # Suppress Ray's long messages about dead nodes, because these tests kill nodes on purpose.
         stack.enter_context(_changed(worker, "print_to_stdstream", lambda *_, **__: None))
         cluster = Raylets(nodes, config)
         try:
@@ -123,8 +125,8 @@ def _wanted(scratch: str, paths: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _swept_folder() -> Iterator[str]:
-    """Yield a folder; it and the processes that use it are removed when the block or this process ends."""
-    scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets need a short path
+    """Yield a temporary folder. A sweeper removes the folder and ends the processes that use it when the block or this process ends."""
+    scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the path must be short, because Ray puts sockets there
     sweeper = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_SWEEPER), scratch], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -149,7 +151,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 class RayBench(LocalBench):
-    """Bench whose nodes are all this machine, so that processes can be frozen from here."""
+    """A bench whose nodes all run on this machine, so this process can freeze their processes."""
 
     def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
         super().__init__(folder)
@@ -164,7 +166,7 @@ class RayBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Return remaining processes and actors."""
+        """Describe the processes and actors that remain."""
         cluster = RayCluster(self.folder.name, self._address)
         actors = cluster.names()
         cluster.leave(is_over=False)

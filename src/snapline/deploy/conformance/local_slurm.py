@@ -1,7 +1,7 @@
-"""Start a separate Slurm cluster on this machine, and define the bench that tests the Slurm launcher on it. Only tests need this module.
+"""Start a separate Slurm cluster on this machine, and define the bench that tests the Slurm launcher on it. Only tests use this module.
 
-The cluster runs real munged, slurmctld and one slurmd for each node on loopback, with all their files in one folder. Jobs take whole nodes,
-so that hosts and coordinators run on different nodes.
+The cluster runs real daemons on loopback: munged, slurmctld, and one slurmd per node. All their files are in one folder. Each job reserves
+a whole node, so hosts and coordinators run on different nodes.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from snapline.deploy.slurm_launcher import SlurmLauncher
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 
 NODES = tuple(f"n{number}" for number in range(1, 9))
-"""Nodes for three hosts, three coordinators and one replacement host, and one in reserve."""
+"""Names of eight nodes: three for hosts, three for coordinators, one for a replacement host, and one spare."""
 
 OPTIONS = ("--exclusive",)
-"""Options of sbatch: each job element gets a node of its own."""
+"""Options of sbatch that give each array element a node of its own."""
 
 CONFIGURATION = """
 ClusterName=snapline
@@ -51,11 +51,12 @@ SlurmdParameters=config_overrides
 {nodes}
 PartitionName=main Nodes={names} Default=YES State=UP
 """
-"""`cred_expire` (default: two minutes): a requeued job waits that long. `SlurmdTimeout`: default five minutes."""
+"""Slurm's configuration, with shorter limits than the defaults. `cred_expire` is two minutes by default, and a requeued job waits that
+long. `SlurmdTimeout` is five minutes by default."""
 
 
 def missing() -> str:
-    """Return why no cluster can be started here; empty if one can."""
+    """Return the reason why no cluster can be started on this machine, or an empty string if one can."""
     if os.getuid() != 0:
         return "a cluster of our own needs root"
     absent = [program for program in PROGRAMS if _program(program) is None]
@@ -63,10 +64,10 @@ def missing() -> str:
 
 
 class Slurmds:
-    """A running cluster.
+    """A running Slurm cluster.
 
     Attributes:
-        config: path for SLURM_CONF.
+        config: path of the configuration file, to be set as SLURM_CONF.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +88,10 @@ class Slurmds:
         self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
 
     def kill(self, node: str, *, with_all: bool) -> None:
-        """Send SIGKILL to the slurmd of a node; `with_all`: also to all its jobs, so that no exit is reported, as when a machine dies."""
+        """Send SIGKILL to the slurmd of a node, and to all of its jobs if `with_all` is set.
+
+        With `with_all`, no process is left that could report an exit, as if the machine had died.
+        """
         jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
         daemons = {parent_of(pid) for pid in jobs}
         self._daemons[node].kill()
@@ -112,7 +116,10 @@ class Slurmds:
                 os.kill(pid, signal.SIGKILL)
 
     def remaining(self) -> list[int]:
-        """Return the ids of processes with our configuration: steps and jobs whose slurmd was killed."""
+        """Return the ids of the remaining processes that use this cluster's configuration.
+
+        Such processes are steps and jobs whose slurmd was killed.
+        """
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:
@@ -127,7 +134,7 @@ class Slurmds:
         return pids
 
     def environment(self) -> dict[str, str]:
-        """Environment for Slurm's programs."""
+        """Return the environment in which Slurm's programs use this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.config)}
 
     def _start_all(self) -> None:
@@ -159,7 +166,7 @@ class Slurmds:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent's process id; 0 if the process is gone."""
+    """Return the id of the process's parent, or 0 if the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -167,7 +174,7 @@ def parent_of(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Return the name of the process's program; empty if the process is gone."""
+    """Return the name of the program that a process runs, or an empty string if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -176,7 +183,7 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Slurmds]:
-    """Yield a cluster that this process's Slurm programs use; it is shut down afterwards."""
+    """Yield a cluster that Slurm programs started by this process use. Shut the cluster down afterwards."""
     cluster = Slurmds(folder)
     original = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(cluster.config)
@@ -199,7 +206,7 @@ class SlurmBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Return remaining processes and jobs."""
+        """Describe the processes and jobs that remain."""
         listed = ["squeue", "--noheader", "--format=%i %j %T"]
         done = subprocess.run(listed, check=True, capture_output=True, text=True)
         jobs = [line for line in done.stdout.splitlines() if f":{self.folder.name}:" in line]

@@ -1,6 +1,7 @@
-"""Start a separate sshd on this machine, and define the bench that tests the ssh launcher on it. Only tests need this module.
+"""Start a separate sshd on this machine, and define the bench that tests the ssh launcher on it. Only tests use this module.
 
-The sshd listens on a loopback port and has its own keys. It is reachable under several names, each of which is a machine for the launcher.
+The sshd listens on a loopback port and has its own keys. The sshd is reachable under several names, and the launcher treats each name as a
+separate machine.
 """
 
 import contextlib
@@ -22,11 +23,11 @@ from snapline.deploy.ssh_launcher import SshLauncher
 MACHINES = ("m1", "m2", "m3")
 
 PRIVILEGE_FOLDER = Path("/run/sshd")
-"""Folder that an sshd run as root needs."""
+"""Folder that must exist before root can run an sshd."""
 
 
 def find_sshd() -> str | None:
-    """Return the path of sshd; None if it is not installed or cannot run."""
+    """Return the path of sshd, or None if it is not installed or cannot run."""
     path = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     is_ready = os.getuid() != 0 or PRIVILEGE_FOLDER.is_dir()
     return path if is_ready and shutil.which("ssh") and shutil.which("ssh-keygen") else None
@@ -36,7 +37,8 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: file for `ssh -F` with MACHINES, `stranger` (its user key is not authorized) and `unknown` (its host key is unknown).
+        config: configuration file for `ssh -F`. The file defines MACHINES, `stranger` with an unauthorized user key, and `unknown` with an
+            unknown host key.
         log: the server's log file.
     """
 
@@ -90,7 +92,7 @@ class Sshd:
 
 @contextlib.contextmanager
 def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
-    """Yield an sshd; stop it afterwards."""
+    """Yield a running sshd, and stop it afterwards."""
     server = Sshd(folder, program)
     try:
         yield server
@@ -99,7 +101,7 @@ def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
 
 
 class SshBench(LocalBench):
-    """Bench whose machines are all this one, so that processes can be frozen from here."""
+    """A bench whose machines are all this machine, so this process can freeze their processes."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
         super().__init__(folder)
@@ -114,12 +116,12 @@ class SshBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Return remaining processes, and folders with sockets and keys."""
+        """Describe the processes that remain, and the folders with sockets and keys that remain."""
         return [*super().remains(), *remaining_runtime_folders(self.launcher())]
 
 
 def remaining_runtime_folders(launcher: Launcher) -> list[str]:
-    """Return the remaining runtime folders of this launcher's launch agents."""
+    """Return the runtime folders that this launcher's launch agents left behind."""
     assert isinstance(launcher, SshLauncher)
     folders = [runtime_folder(launcher.key(machine)) for machine in MACHINES]
     return [str(folder) for folder in folders if folder.exists()]

@@ -1,8 +1,8 @@
-"""Remove the processes and files of a Ray test cluster once the process that started the cluster has ended, in any way.
+"""Remove the processes and files of a Ray test cluster once the process that started the cluster has exited, for any reason.
 
-Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. At the end of the pipe, the sweeper kills all processes whose
-command line contains FOLDER or that have a file in FOLDER open, and deletes FOLDER. A killed test cannot do this itself, and Ray's processes
-outlive the process that started them.
+Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. When the pipe closes, the sweeper kills all processes whose command
+line contains FOLDER or that have a file in FOLDER open. Then it deletes FOLDER. A test that was killed cannot clean up after itself, and
+Ray's processes outlive the process that started them.
 """
 
 import contextlib
@@ -14,14 +14,17 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.1
-"""Interval between two rounds of killing. Children of a killed process may take a moment to appear or end."""
+"""Interval in seconds between two rounds of killing. Children of a killed process may take a moment to appear or exit."""
 
 ROUNDS_MAX = 600
-"""Limit of rounds, one minute in all: a process that survives them hangs in the kernel."""
+"""Largest number of rounds, which take one minute in total. A process that survives them hangs in the kernel."""
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then sweep. The parent process is spared although it has Ray's files open."""
+    """Wait until the pipe closes, then remove the processes and files.
+
+    The parent process is not killed, although it has Ray's files open.
+    """
     folder, spared = sys.argv[1], {os.getpid(), os.getppid()}
     sys.stdin.buffer.read()
     for _ in range(ROUNDS_MAX):
@@ -40,12 +43,15 @@ def _processes() -> set[int]:
 
 
 def _uses_folder(folder: str, process: Path) -> bool:
-    """Return whether a process uses the folder. Ray's workers change their command line, but their output goes to a file in the folder."""
+    """Return whether a process uses the folder.
+
+    The command line is not sufficient, because Ray's workers change theirs. But their output goes to a file in the folder.
+    """
     try:
         if folder.encode() in (process / "cmdline").read_bytes():
             return True
         return any(os.readlink(descriptor).startswith(f"{folder}/") for descriptor in (process / "fd").iterdir())
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return False
 
 

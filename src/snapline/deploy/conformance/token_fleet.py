@@ -1,7 +1,7 @@
-"""Fleet for tests of launchers: five agents slowly pass tokens to each other without end, and count their transfers.
+"""A fleet for testing launchers, in which five agents slowly pass tokens to each other forever and count their transfers.
 
-No token may be lost or created. Each agent must handle and answer every received message exactly once.
-So every snapshot can be checked on its own (`judge` in `launcher_checks.py`).
+No token may be lost or created, and each agent must handle and answer every received message exactly once. So `judge` in
+`launcher_checks.py` can check each snapshot without comparing it with another one.
 """
 
 import functools
@@ -11,24 +11,25 @@ import msgspec
 import snapline
 
 AGENTS, TOKENS, LINES = 5, 100, 2
-"""Number of agents, tokens that each begins with, and concurrent transfers of each agent."""
+"""Number of agents, number of tokens with which each agent begins, and number of concurrent transfers per agent."""
 
 PAUSE_S = 0.02
-"""Pause between a transfer and its answer, in seconds: about a hundred messages a second in all, a negligible load."""
+"""Pause in seconds between a transfer and its answer. The fleet sends about a hundred messages per second in total, which is a negligible
+load."""
 
 
 class Transfer(snapline.Message):
-    """Transfer of some tokens to another agent."""
+    """A transfer of tokens to another agent."""
 
     amount: int
 
 
 class AnswerDue(snapline.Message):
-    """Timer message of an agent to itself: pass tokens on."""
+    """Timer message that reminds an agent to pass tokens on."""
 
 
 class TransferCounts(msgspec.Struct):
-    """Counts of an agent. `handled`: transfers received; `passed`: transfers sent."""
+    """State of an agent. `handled` counts the transfers that it received, and `passed` counts those that it sent."""
 
     others: list[str]
     balance: int
@@ -37,7 +38,7 @@ class TransferCounts(msgspec.Struct):
 
 
 class CountingTeller(snapline.Agent):
-    """Answers each transfer with a transfer to a random agent, a little later."""
+    """An agent that answers each transfer, after a pause, with a transfer to a random agent."""
 
     state: TransferCounts
 
@@ -60,7 +61,7 @@ class CountingTeller(snapline.Agent):
 
 
 def fleet(period: str = "0.3") -> snapline.Fleet:
-    """Return the fleet; `period`: seconds between checkpoints."""
+    """Return the token fleet. `period` is the number of seconds between checkpoints."""
     names = [f"teller-{number}" for number in range(AGENTS)]
     return snapline.Fleet(
         "launched-tellers",

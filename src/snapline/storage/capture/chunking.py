@@ -1,32 +1,35 @@
-"""Cuts an image into the chunks of a checkpoint's parts, and finds which chunks are new and which the base holds. Runs in a worker thread.
+"""Cutting an image into the chunks of a checkpoint's parts, and finding which chunks are new and which the base contains.
+
+This module runs in a worker thread.
 
 The cheapest test of a chunk comes first:
 
-    token in the base                           reuse; the bytes are not read, and often not even present
-    no token, hash as at this place in the base reuse; hashing reads at twice the speed of a copy
-    digest in the base                          reuse (after a restore, or when a part has moved)
-    otherwise                                   new
+    token in the base                                reuse: the bytes are not read, and are often not even in the image
+    no token, but the base has the same hash here    reuse: hashing reads at twice the speed of a copy
+    digest in the base                               reuse: after a restore, or when a part has moved
+    otherwise                                        new
 
 The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
-stored and never proves integrity; stored chunks are named by their digest. Where the store is encrypted, the digest is keyed: the caller
-supplies the digest function, and the base's digests must use the same key.
+stored and is not used to verify integrity. Stored chunks are named by their digest. Where the store is encrypted, the digest is keyed: the
+caller supplies the digest function, and the base's digests must use the same key.
 
-Invariants. (1) Each chunk that a part names is either returned as new or is in the base: hosts reuse only chunks of
-their base, so that deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs
-twice, neither among the new nor among the reused chunks. (3) The table names only chunks of this image.
+Invariants. (1) Each chunk that a part names is either returned as new or is in the base: hosts reuse only chunks of their base, so that
+deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs twice, neither among the new chunks nor
+among the reused chunks. (3) The table names only chunks of this image.
 
-Blobs arrive uncut and are cut by this module, since cutting them would make the pause too long.
+Blobs arrive uncut. This module cuts them, since cutting them during the pause would make the pause too long.
 
-**Content-defined chunks.** Cuts depend on the surrounding bytes, not on their offset. The problem: bytes inserted early in a document
-shift all later bytes. With chunks of a fixed size, each later chunk would be new. Therefore a cut is made where a hash of the preceding 32
-bytes is small. Such places move along with their bytes, so the old cuts, and the old chunks, are found again after an insertion.
+**Content-defined chunks.** Cuts depend on the surrounding bytes rather than on their offset. The problem: bytes inserted early in a
+document shift all later bytes. With chunks of a fixed size, each later chunk would be new. Therefore a cut is made where a hash of the
+preceding 32 bytes is small. Such places move along with their bytes. So after an insertion the previous cuts are found again, and with them
+the previous chunks.
 
-The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution
-is shifted out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and
-can be computed for all places at once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`,
-which takes five steps. Without NumPy a plain loop gives the same numbers, some fifty times slower.
+The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution is shifted
+out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and can be computed for all places at
+once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, which takes five steps. Without NumPy, a plain
+loop computes the same numbers about fifty times slower.
 
-A place is a *candidate* if its hash is small. From the beginning of a chunk on, the cut is
+A place is a *candidate* if its hash is small. Where the cut is made depends on the distance from the beginning of the chunk:
 
     below 16 KiB     nowhere
     below 64 KiB     at a candidate of one in 2**18 places ("strict")
@@ -35,19 +38,19 @@ A place is a *candidate* if its hash is small. From the beginning of a chunk on,
 
 Xia et al., FastCDC (USENIX ATC 2016), section 3.3, "normalized chunking": two thresholds keep the sizes close to the middle.
 Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (high bits depend on the
-whole window, low ones do not); the window may begin before the chunk.
+whole window, low bits do not). Also, the window may begin before the chunk.
 
-Invariant: the bytes alone determine the cuts, on every machine and in every release. A violation would only store blobs again after an
-upgrade, since chunks are found by their digests.
+Invariant: the bytes alone determine the cuts, on every machine and in every release. If a release cut differently, blobs would only be
+stored again after an upgrade, since chunks are found by their digests.
 
-**Sealed journals.** A checkpoint holds the journal of a durable turn as sealed runs of entries, which are chunks. The remaining open
-entries are in the checkpoint itself. The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only
-grows. So finished entries are *sealed* in runs, beginning with the oldest. A run becomes a chunk: it is written once, and later
-checkpoints name it, like an unchanged chunk of a state. Code that stores, copies, checks or deletes chunks needs no change. The remaining
-entries, less than a run, are in the turn itself.
+**Sealed journals.** A checkpoint contains the journal of a durable turn as sealed runs of entries, which are chunks. The problem: a turn of
+thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are *sealed* in runs, beginning with
+the oldest. A run becomes a chunk: it is written once, and later checkpoints name it, like an unchanged chunk of a state. So code that
+stores, copies, checks or deletes chunks need not treat journals specially. The remaining entries, which are fewer than a run, are stored in
+the turn itself.
 
-Invariant: the entries alone determine the end of a run. So a restored journal is cut at the same places again, and its chunks are those in
-the store. Another release may cut at other places, which only stores the entries once more.
+Invariant: the entries alone determine the end of a run. So a restored journal is cut at the same places again, and its chunks are already
+in the store. If another release cuts at other places, the entries are only stored once more.
 """
 
 import contextlib
@@ -79,37 +82,39 @@ CHUNK_BYTES_NORMAL = 64 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 
 _WINDOW_BYTES = 32
-"""Length of the hash window in bytes: as many bytes as the hash has bits."""
+"""Length of the hash window in bytes, which equals the number of bits in the hash."""
 
 _LOOSE = 1 << (32 - 14)
 _STRICT = 1 << (32 - 18)
-"""Limits of the hash: two bits more and two bits less than the 16 that correspond to 64 KiB (level 2 of the paper)."""
+"""Limits for the hash. A hash below them has 14 or 18 leading zero bits: two bits fewer or more than the 16 bits that correspond to 64 KiB
+(level 2 of the paper)."""
 
 _BLOCK_BYTES = 64 * 1024
-"""Bytes hashed at a time. Their hashes and the temporary array take 512 KiB, which fits into a core's cache."""
+"""Number of bytes hashed at a time. The hashes of a block and the temporary array take 512 KiB, which fits into a core's cache."""
 
 _TABLE_NAME = b"snapline content-defined chunks 1"
-"""Name from which the table is derived. In this table no run of one byte (such as zeros) has candidates, so runs get chunks of the
-largest size."""
+"""Name from which the table is derived. With this table, a run of one repeated byte (such as zeros) has no candidates, so such runs get
+chunks of the largest size."""
 
 
 @functools.cache
 def gear_table() -> tuple[int, ...]:
-    """Return the 256 fixed numbers of 32 bits: the little-endian words of a BLAKE3 output of 1024 bytes."""
+    """Return the 256 fixed 32-bit numbers, which are the little-endian words of a BLAKE3 output of 1024 bytes."""
     return struct.unpack("<256I", blake3(_TABLE_NAME).digest(length=1024))
 
 
 def cut(data: Buffer) -> list[int]:
-    """Return the sizes of the chunks of `data`, in order. Their sum is the length of `data`; empty data has no chunks.
+    """Return the sizes of the chunks of `data`, in order. The sizes add up to the length of `data`. Empty data has no chunks.
 
-    Each chunk has 16 to 256 KiB, except that the last may be smaller. Takes 2 to 3 ns per byte with NumPy; about 100 without.
+    Each chunk has 16 to 256 KiB, except that the last may be smaller. Cutting takes 2 to 3 ns per byte with NumPy, and about 100 ns
+    without.
     """
     view = memoryview(data).cast("B")
     return _choose(_candidates(view), len(view))
 
 
 def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Choose cuts among the candidates, in order. A candidate is a pair: the end of the chunk that it would close, and the hash."""
+    """Choose cuts among the candidates, in order. A candidate is a pair of the end of the chunk that it would close, and the hash."""
     sizes = []
     start = 0
     for end, value in candidates:
@@ -126,14 +131,14 @@ def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]
 
 def _candidates(view: memoryview) -> Iterator[tuple[int, int]]:
     try:
-        import numpy  # noqa: F401  # checks whether it is installed
+        import numpy  # noqa: F401  # This checks whether NumPy is installed.
     except ImportError:
         return plain_candidates(view)
     return vector_candidates(view)
 
 
 def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield (end, hash) of each candidate whose whole window lies in the data. This is the definition, byte by byte."""
+    """Yield (end, hash) of each candidate whose whole window lies in the data. This byte-by-byte version is the definition."""
     table = gear_table()
     value = 0
     for end, byte in enumerate(view, 1):
@@ -143,7 +148,7 @@ def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield the same as `plain_candidates`, using NumPy, which releases the interpreter lock."""
+    """Yield the same pairs as `plain_candidates`, using NumPy, which releases the interpreter lock."""
     import numpy
 
     table = numpy.array(gear_table(), dtype=numpy.uint32)
@@ -154,7 +159,9 @@ def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
     for start in range(0, len(data) - before, _BLOCK_BYTES):
         block = data[start : start + _BLOCK_BYTES + before]
         h, s = hashes[: len(block)], shifted[: len(block)]
-        numpy.take(table, block, out=h, mode="clip")  # "clip" avoids a copy; no byte is above 255
+        numpy.take(
+            table, block, out=h, mode="clip"
+        )  # "clip" avoids a copy, and changes nothing because no byte is above 255.
         for width in (1, 2, 4, 8, 16):
             numpy.left_shift(h, width, out=s)
             numpy.add(h[width:], s[:-width], out=h[width:])
@@ -163,21 +170,22 @@ def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 CUT_BYTES_MIN = CHUNK_BYTES_MAX
-"""Size in bytes up to which a blob stays in one chunk."""
+"""Size in bytes below which a blob stays in one chunk."""
 
 PARALLEL_BYTES_MIN = 64 * 1024 * 1024
-"""Bytes to hash from which an image gets two threads. Fewer bytes are hashed in 10 to 30 ms, which is not worth starting a thread."""
+"""Number of bytes to hash from which an image gets two threads. Fewer bytes are hashed in 10 to 30 ms, which is not worth starting a
+thread."""
 
 PARALLEL_THREADS = 2
-"""Number of hashing threads. Memory limits xxh3, and a second core doubles the speed of BLAKE3; agents need the other cores."""
+"""Number of hashing threads. Memory bandwidth limits xxh3, and a second core doubles the speed of BLAKE3. Agents need all other cores."""
 
 _RANGE_BYTES = 16 * 1024 * 1024
-"""Bytes that a thread takes at a time: a few milliseconds of work, so that both threads end at about the same time."""
+"""Number of bytes that a thread takes at a time. Hashing them takes a few milliseconds, so both threads end at about the same time."""
 
 Digest = Callable[[Buffer], bytes]
 
 _Found = tuple[bytes, ChunkReference, Buffer | None]
-"""One chunk: its hash (empty if not hashed), its reference, and its bytes if the base lacks it."""
+"""One chunk: its hash (b"" if not hashed), its reference, and its bytes if the base lacks it, otherwise None."""
 
 
 class NewChunk(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +193,7 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         digest: digest of the chunk.
-        data: bytes of the chunk; they belong to the image and are lost when the image is released.
+        data: bytes of the chunk, which belong to the image and are lost when the image is released.
         kind: kind of the chunk's part, `PART_…`.
         compresses: whether a sample shows that lz4 saves at least 3 %.
     """
@@ -201,8 +209,8 @@ class ChunkedState(msgspec.Struct):
 
     Attributes:
         parts: parts for the checkpoint, in the image's order.
-        new: chunks to be written, each digest once, in the order of their first use.
-        reused: chunks of the base that the parts name, each digest once, in the order of their first use.
+        new: chunks to be written, in the order of their first use, without duplicates.
+        reused: chunks of the base that the parts name, in the order of their first use, without duplicates.
         table: base of the next capture, once this epoch is complete.
     """
 
@@ -213,7 +221,7 @@ class ChunkedState(msgspec.Struct):
 
 
 class _Range(msgspec.Struct, gc=False):
-    """Consecutive chunks of one part: a unit of work for one thread."""
+    """Consecutive chunks of one part, which are a unit of work for one thread."""
 
     part: int
     start: int
@@ -227,17 +235,17 @@ def chunk_image(
 
     Args:
         image: an image that has not been released yet.
-        base: table of the epoch whose chunks may be reused; None if everything is new.
-        digest: computes a chunk's digest; called from several threads if the image is large.
-        executor: threads for images of `PARALLEL_BYTES_MIN` and more; with None, the call creates threads and ends them.
+        base: table of the epoch whose chunks may be reused, or None if everything is new.
+        digest: function that computes a chunk's digest. Several threads call the function if the image is large.
+        executor: threads for images with at least `PARALLEL_BYTES_MIN` bytes to hash. If None, the call creates threads and ends them.
 
     Raises:
-        StoreError: the image refers to a chunk that the base lacks, because it was made for another base.
+        StoreError: If the image refers to a chunk that the base lacks, because it was made for another base.
     """
     known = ChunkTable() if base is None else base
     parts = [_in_pieces(part) for part in image.parts]
     examine = functools.partial(_examine, base=known, digest=digest)
-    hash_seed()  # drawn before the threads need it
+    hash_seed()  # Draw the seed before the threads need it.
     chunks_by_part: list[list[_Found]] = [[] for _ in parts]
     ranges = list(_ranges(parts))
     with _mapper(parts, executor) as mapped:
@@ -248,12 +256,12 @@ def chunk_image(
 
 @functools.cache
 def hash_seed() -> int:
-    """Return this process's seed of 64 secret bits. If two threads draw it at once, a few unchanged chunks look changed."""
+    """Return this process's secret 64-bit seed. If two threads draw it at the same time, a few unchanged chunks may look changed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def compresses(samples: Sequence[Buffer]) -> bool:
-    """Return whether lz4 saves at least 3 % on these samples. At most 64 KiB of them are tried."""
+    """Return whether lz4 saves at least 3 % on these samples. At most 64 KiB of the samples are compressed."""
     step = max(1, len(samples) // PROBE_PARTS)
     chosen = samples[::step][:PROBE_PARTS]
     share = PROBE_BYTES // max(1, len(chosen))
@@ -262,7 +270,7 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob into chunks, whose tokens count up from the blob's token: see `values.Blob`."""
+    """Cut a large blob into chunks whose tokens count up from the blob's token. See `values.Blob`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
     blob_chunk = part.chunks[0]
@@ -286,7 +294,7 @@ def _ranges(parts: list[CapturedPart]) -> Iterator[_Range]:
 
 @contextlib.contextmanager
 def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Callable[..., Iterator[list[_Found]]]]:
-    """Yield a `map` function: the built-in one, or that of the threads."""
+    """Yield a `map` function: either the built-in or a thread pool's."""
     size_bytes = sum([c.size_bytes for part in parts for c in part.chunks if c.data is not None])
     if size_bytes < PARALLEL_BYTES_MIN:
         yield map
@@ -298,7 +306,7 @@ def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Ca
 
 
 def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
-    """Look up each chunk in the base. The code is one loop, since a 1 GiB array has thousands of chunks."""
+    """Look up each chunk in the base. The code is a single loop, since a 1 GiB array has thousands of chunks."""
     by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
     examined: list[_Found] = []
     for index, chunk in enumerate(work.chunks, work.start):
@@ -345,7 +353,8 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """List the new chunks. This must run before `_enter`, while the table holds only the digests of earlier parts."""
+    """Add the new chunks to the list. This function must run before `_enter`, while the table contains only the digests of earlier
+    parts."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:
@@ -381,25 +390,26 @@ def _state_part(part: CapturedPart, chunks: list[_Found]) -> StatePart:
 
 
 RUN_ENTRIES = 1000
-"""Largest number of entries in a run. Each checkpoint encodes up to this number of open entries again, in about a tenth of a
+"""Largest number of entries in a run. Each checkpoint encodes up to this number of open entries again, which takes about a tenth of a
 millisecond."""
 
 RUN_BYTES = 64 * 1024
-"""Total size of results at which a run is full, for any number of entries. Each checkpoint writes up to this size again."""
+"""Total size in bytes of results at which a run is full, even with fewer entries. Each checkpoint writes open entries up to this size
+again."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class SealedRuns(msgspec.Struct, frozen=True):
-    """The beginning of a journal: its encoded runs, in order, and the number of entries in these runs."""
+    """The beginning of a journal, as encoded runs in order, and the total number of entries in these runs."""
 
     count: int
     runs: tuple[bytes, ...]
 
 
 class SealedJournal:
-    """Sealed runs of one turn's journal.
+    """The sealed runs of one turn's journal.
 
     Attributes:
         count: number of sealed entries.
@@ -414,7 +424,8 @@ class SealedJournal:
         self._open_bytes = 0  # size of the measured entries that are not sealed
 
     def seal(self, journal: Sequence[JournalEntry]) -> SealedRuns | None:
-        """Seal full runs. Return all sealed runs, or None. `journal` must extend the journal of the previous call."""
+        """Seal full runs. Return all runs sealed so far, or None if there are none. `journal` must extend the journal of the previous
+        call."""
         for place in range(self._measured, len(journal)):
             self._open_bytes += len(journal[place].result)
             if self._open_bytes >= RUN_BYTES or place + 1 - self.count >= RUN_ENTRIES:
@@ -425,7 +436,8 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """Return the same image with the runs as its last part. Chunking keeps the part's position."""
+    """Return the same image with the runs as its last part. Chunking keeps the part in last position. If `sealed` is None, return the
+    image."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]
@@ -435,7 +447,7 @@ def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
 
 
 def split_journal(parts: list[StatePart]) -> tuple[list[StatePart], StatePart | None]:
-    """Split the parts into the parts of the state, and the part of the journal."""
+    """Split the parts into the parts of the state and the part of the journal, which is None if there is none."""
     if parts and parts[-1].kind == PART_JOURNAL:
         return parts[:-1], parts[-1]
     return parts, None
@@ -445,11 +457,11 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
     """Return the turn with its complete journal.
 
     Args:
-        part: the journal's part from the checkpoint.
+        part: the journal's part in the checkpoint.
         content: checked bytes of this part.
 
     Raises:
-        DamagedDataError: the bytes are not a journal.
+        DamagedDataError: If the bytes are not a journal.
     """
     entries: list[JournalEntry] = []
     view, start = memoryview(content), 0
@@ -463,10 +475,10 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
 
 
 def whole_turn(checkpoint: AgentCheckpoint, content: Buffer) -> AgentCheckpoint:
-    """Return the checkpoint with the complete journal in its turn. `content` holds the bytes of the journal's part.
+    """Return the checkpoint with the complete journal in its turn. `content` contains the bytes of the journal's part.
 
     Raises:
-        DamagedDataError: the part is not a journal, or belongs to no turn.
+        DamagedDataError: If the part is not a journal, or there is no turn to which it could belong.
     """
     turn, part = checkpoint.turn, checkpoint.journal_part
     if part is None:

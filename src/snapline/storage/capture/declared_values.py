@@ -1,19 +1,20 @@
-"""Compares a value with its declared type before the value is saved. Values that would be restored as another value are refused (G3).
+"""Comparison of a value with its declared type before the value is saved. Values that would be restored as other values are refused (G3).
 
-MessagePack stores no classes. A subclass is restored as the declared base class without its own fields, a `defaultdict` as a `dict`, and a
-datetime of any zone in UTC. The encoder does not notice. So each value is first walked together with its annotation:
+MessagePack stores no classes. A subclass is restored as the declared base class without the subclass's fields, a `defaultdict` is restored
+as a `dict`, and a datetime of any zone is restored in UTC. The encoder does not notice this. So each value is first traversed together with
+its annotation:
 
-- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None if the class is sufficient.
+- A *node* represents one declared type. The node maps the exact class of a value to a *rule*, or to None if the class alone is sufficient.
 - A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
-- Classes with a `__post_init__` may change their arguments. Their values are encoded, decoded and encoded again.
+- Classes with a `__post_init__` may change their arguments. Values of such classes are encoded, decoded and encoded again.
 
-Two kinds of values are allowed although their class differs, since the restored values are equal and behave alike. An `int` may stand where
-`float` is declared, if no digit is lost. NumPy's numbers may stand where plain numbers are declared. Both are restored as the declared
-type. `cached_property` values are not saved; they are computed again.
+Two kinds of values are allowed although their class differs from the declared class, since the restored values are equal and behave alike.
+An `int` may be stored where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. In
+both cases the restored value has the declared type. `cached_property` values are not saved, because they are computed again.
 
-Nodes are compiled once for each declared type. The walk checks the classes of all items or fields at once, at C speed, and inspects values
-only where a rule requires it. The walk runs before the bytes are used, on the encoding thread. For a `History` the walk checks only records
-that no capture has encoded yet.
+Nodes are compiled once for each declared type. The traversal checks the classes of all items or fields at once, at C speed, and inspects
+values only where a rule requires it. The traversal runs before the bytes are used, on the thread that encodes. For a `History`, only
+records that no capture has encoded yet are checked.
 """
 
 import collections.abc
@@ -46,27 +47,27 @@ from snapline.storage.capture.values import (
 )
 
 KNOWN_CLASSES_MAX = 256
-"""Number of classes, or combinations of field classes, that a node or rule caches. Classes beyond it are looked up each time."""
+"""Number of classes, or combinations of field classes, that a node or rule caches. Further classes are looked up each time."""
 
 NODES_MAX = 1024
-"""Number of declared types that are cached: more than any program has."""
+"""Number of declared types that are cached, which is more than any program has."""
 
 _Step = str
-_Part = tuple[_Step, Any, "_Node"]  # next step of the path, a member, and the node of its declared type
+_Part = tuple[_Step, Any, "_Node"]  # The next step of the path, a member, and the node of the member's declared type.
 
 
 class _Rule:
-    """Rule that checks values of one class. This base rule refuses them; `advice` is the next step in the error message."""
+    """Rule that checks values of one class. This base class refuses all values. `advice` is the next step in the error message."""
 
     advice = "keep a value of exactly that type there, or declare the type that is there"
     problem = "would not come back as it is"
 
     def holds(self, value: Any) -> bool:
-        """Return whether `value` would be restored equal."""
+        """Return whether the restored value would equal `value`."""
         return False
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Return whether all of these values would be restored equal. One call is cheaper than one call for each value."""
+        """Return whether all of these values would be restored equal. One call is cheaper than one call of `holds` for each value."""
         return all(map(self.holds, values))
 
     def parts(self, value: Any) -> Iterable[_Part]:
@@ -74,7 +75,7 @@ class _Rule:
         return ()
 
     def holds_itself(self, value: Any) -> bool:
-        """Check like `holds`, but without the members."""
+        """Check like `holds`, but without checking the members."""
         return self.holds(value)
 
 
@@ -82,12 +83,14 @@ _REFUSED = _Rule()
 
 
 class _Node(dict[type, _Rule | None]):
-    """One declared type: maps the class of a value to its rule, or to None if any value of that class is restored equal."""
+    """One declared type, as a map from the class of a value to its rule, or to None if any value of that class is restored equal."""
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
         self.declared = declared
-        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; `_REFUSED` if inapplicable
+        self.others: list[
+            Callable[[type], _Rule | None]
+        ] = []  # Rules for other classes. They return `_REFUSED` if inapplicable.
 
     def __missing__(self, kind: type) -> _Rule | None:
         rule: _Rule | None = _REFUSED
@@ -112,7 +115,7 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Rule for a list, set, frozenset or tuple of any length. `is_hashed`: tuples among the items stay tuples, even without a declared
+    """Rule for a list, set, frozenset or tuple of any length. If `is_hashed`, tuples among the items remain tuples even without a declared
     type."""
 
     def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
@@ -169,7 +172,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule for a TypedDict, because undeclared keys would be dropped."""
+    """Rule for a TypedDict. The rule refuses undeclared keys, because they would be dropped."""
 
     advice = "keep only the keys that it declares"
 
@@ -192,7 +195,7 @@ class _TypedEntries(_Rule):
 
 
 class _Row(_Rule):
-    """Rule for a tuple of declared members, or a named tuple."""
+    """Rule for a named tuple, or a tuple whose members have separate declared types."""
 
     def __init__(self, declared: tuple[Any, ...]) -> None:
         self._declared = declared
@@ -254,7 +257,7 @@ class _Fields(_Rule):
         return self._is_bare or self.holds_itself(value)
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Check field by field: a thousand structs need one set of classes for each field."""
+        """Check field by field, so that a thousand structs need only one set of classes for each field."""
         for name, node in zip(self._names, self._nodes, strict=True):
             get = operator.attrgetter(name)
             kinds = set(map(type, map(get, values)))
@@ -296,7 +299,7 @@ class _Fields(_Rule):
         return rules
 
     def _extras(self, value: Any) -> dict[str, Any]:
-        """Return attributes that are neither fields nor cached properties."""
+        """Return the attributes that are neither fields nor cached properties."""
         extras = {name: found for name, found in value.__dict__.items() if name not in self._own}
         return {
             name: found
@@ -306,7 +309,7 @@ class _Fields(_Rule):
 
 
 class _Test(_Rule):
-    """Rule given by a function that looks only at the value."""
+    """Rule defined by a function that looks only at the value."""
 
     def __init__(self, holds: Callable[[Any], bool], advice: str) -> None:
         self._holds = holds
@@ -317,7 +320,7 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """Rule for `Annotated[…, Meta(…)]`: refuses values that could be saved but not decoded."""
+    """Rule for `Annotated[…, Meta(…)]`. The rule refuses values that could be saved but not decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -340,7 +343,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule for a History: checks the records that no capture has encoded yet."""
+    """Rule for a History. The rule checks the records that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -399,7 +402,7 @@ def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Return whether a member of a flag, or of an enum whose values are neither text nor integers, is restored from its value."""
+    """Return whether this member of a flag, or of an enum whose values are neither text nor integers, can be restored from its value."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
@@ -408,12 +411,12 @@ def _is_member(kind: Any, value: Any) -> bool:
 
 # ---- values of classes that change their arguments ----------------------------------------------------------------------
 
-_SAME = 0  # extension: an object of the value, by index
+_SAME = 0  # Extension that refers to an object of the value by its index.
 
 
 def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
     """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are not copied."""
-    lent: dict[int, int] = {}  # id → number
+    lent: dict[int, int] = {}  # Map from the id of an object to its number.
     objects: list[Any] = []
 
     def lend(member: Any) -> object:
@@ -441,13 +444,13 @@ def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> boo
             return False
         kept = {name: getattr(decoded, name) for name in extras}
         return all(type(kept[name]) is type(x) and bool(kept[name] == x) for name, x in extras.items())
-    except Exception:  # The value's class may raise any error; the value cannot be decoded.
+    except Exception:  # The value's class may raise any error. In that case the value cannot be decoded.
         return False
 
 
 # ---- from a declared type to its node --------------------------------------------------------------------------------
 
-_UNKNOWN = typing.TypeVar("_UNKNOWN")  # for annotations that cannot be evaluated: nothing is refused
+_UNKNOWN = typing.TypeVar("_UNKNOWN")  # It replaces annotations that cannot be evaluated. Then nothing is refused.
 
 _SCALARS = frozenset(
     (bool, int, str, bytes, bytearray, memoryview, decimal.Decimal, uuid.UUID, datetime.date, datetime.timedelta)
@@ -490,7 +493,7 @@ def _is_any(declared: Any) -> bool:
 
 
 def _admit(node: _Node, declared: Any) -> None:
-    """Let the node accept values of this type too. For a union, this function is called for each member."""
+    """Let the node also accept values of this type. For a union, this function is called for each member of the union."""
     origin, inner = typing.get_origin(declared) or declared, typing.get_args(declared)
     if declared is _UNKNOWN:
         node.others.append(lambda _: None)
@@ -537,7 +540,7 @@ _CONSTRAINABLE = frozenset(
 
 
 def _admit_any(node: _Node) -> None:
-    """Admit values that decode without a declared type: plain values, and values that describe themselves."""
+    """Let the node accept values that decode without a declared type: plain values, and values that describe themselves."""
     for kind in (types.NoneType, bool, int, float, str, bytes):
         node[kind] = None
     node[list] = _Items(Any)
@@ -581,11 +584,11 @@ def _admit_class(node: _Node, declared: Any, origin: Any, inner: tuple[Any, ...]
     elif origin in _MAPPINGS:
         node[dict] = _Entries(*(inner or (Any, Any)))
     elif origin is tuple:
-        is_open = not inner and declared in (tuple, typing.Tuple)  # noqa: UP006  # `tuple[()]` is another one
+        is_open = not inner and declared in (tuple, typing.Tuple)  # noqa: UP006  # `tuple[()]` is a different type.
         is_long = len(inner) == 2 and inner[1] is ...
         node[tuple] = _Items(inner[0] if is_long else Any) if is_open or is_long else _Row(inner)
     elif not isinstance(origin, type):
-        node.others.append(lambda _: None)  # the decoder reports unknown types
+        node.others.append(lambda _: None)  # The decoder reports unknown types.
     else:
         _admit_own_class(node, declared, origin, inner)
 
@@ -615,7 +618,8 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. It is decoded as if undeclared."""
+    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. Such a value is decoded as if
+    undeclared."""
     try:
         is_one = issubclass(found, declared)
     except TypeError:  # a Protocol without runtime checks
@@ -629,7 +633,7 @@ _ADVICE_FLAG = "members whose values are neither text nor integers are not read 
 
 
 def _admit_numbers(node: _Node, kind: type) -> None:
-    """Admit NumPy's numbers, which are saved as equal plain numbers."""
+    """Let the node accept NumPy's numbers, which are saved as equal plain numbers."""
 
     def rule(found: type) -> _Rule | None:
         numpy = numpy_if_loaded()
@@ -654,7 +658,7 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _may_be_unset(kind: Any) -> frozenset[str]:
-    """Return the fields whose default is UNSET. An unset field is omitted, and restored as UNSET."""
+    """Return the names of fields whose default is UNSET. An unset field is omitted, and restored as UNSET."""
     if issubclass(kind, msgspec.Struct):
         defaults = kind.__struct_defaults__
         names = kind.__struct_fields__[len(kind.__struct_fields__) - len(defaults) :]
@@ -667,11 +671,12 @@ def _may_be_unset(kind: Any) -> frozenset[str]:
 
 
 def _hints_of(declared: Any) -> dict[str, Any]:
-    """Return the annotations of a class's fields, with the type variables resolved. Empty if they cannot be evaluated here."""
+    """Return the annotations of a class's fields, with the type variables resolved. Annotations that cannot be evaluated become
+    `_UNKNOWN`."""
     kind = typing.get_origin(declared) or declared
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
-    except Exception:  # any error of evaluating an annotation
+    except Exception:  # Evaluating an annotation may raise any error.
         return (
             dict.fromkeys(_names_of(kind), _UNKNOWN)
             if not hasattr(kind, "_fields")
@@ -695,7 +700,7 @@ def _with(hint: Any, meant: dict[Any, Any]) -> Any:
         return meant.get(hint, hint)
     inside = getattr(hint, "__parameters__", ())
     if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return hint  # a generic class without arguments
+        return hint  # This is a generic class without arguments.
     return hint[tuple([meant.get(variable, variable) for variable in inside])] if inside else hint
 
 
@@ -706,7 +711,7 @@ _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """Rule for a tuple as a dict key or set member. Such a tuple stays a tuple, even without a declared type."""
+    """Rule for a tuple that is a dict key or a set member. Such a tuple remains a tuple even without a declared type."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)
@@ -718,21 +723,24 @@ _MEMBER[tuple] = _KeyRow()
 
 
 def survives_round_trip(value: object, declared: Any) -> bool:
-    """Return whether `value` is restored equal, with the same classes, after it was saved as MessagePack and read as `declared`."""
+    """Return whether `value` would be restored equal, with the same classes, if it were saved as MessagePack and read as `declared`."""
     try:
         rule = _compiled(declared)[type(value)]
     except TypeError:  # an annotation that cannot be hashed
         rule = _compile(declared)[type(value)]
     try:
         return rule is None or rule.holds(value)
-    except RecursionError:  # nested too deeply for recursion: check level by level
+    except RecursionError:  # The value is nested too deeply for recursion, so check it level by level.
         return not difference(value, declared, "")
-    except AttributeError:  # a field was deleted
+    except AttributeError:  # A field was deleted.
         return False
 
 
 def difference(value: object, declared: Any, name: str) -> str:
-    """Describe a member of `value` that would be restored differently: path, declared type and actual value. Empty if there is none."""
+    """Describe the first member of `value` that would be restored differently, or return "" if there is none.
+
+    The description names the path, the declared type and the actual value.
+    """
     waiting: list[tuple[tuple[Any, ...], Any, _Node, _Rule | None]] = [((name,), value, _node_of(declared), None)]
     for _ in range(WALK_PARTS_MAX):
         if not waiting:
@@ -750,14 +758,14 @@ def difference(value: object, declared: Any, name: str) -> str:
 
 
 WALK_PARTS_MAX = 10_000_000
-"""Number of values that `difference` visits: seconds of work, which happens only for a refused value."""
+"""Number of values that `difference` visits. So many visits may take seconds, but happen only for a refused value."""
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:
     """Refuse a value that would be restored as another value.
 
     Raises:
-        EncodingError: the value is refused; the message names the path, the declared type, and the actual value.
+        EncodingError: If the value is refused. The message names the path, the declared type, and the actual value.
     """
     if not survives_round_trip(value, declared):
         reason = difference(value, declared, name)

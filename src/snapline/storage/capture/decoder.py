@@ -1,20 +1,20 @@
-"""Restores a state from a checkpoint: skeleton, parts, and the bytes of the parts.
+"""Restoring a state from a checkpoint, which contains the skeleton, the parts, and the bytes of the parts.
 
-Arrays and tensors are views of the buffers that the store has read and checked, which saves another copy of large states. So each buffer
+Arrays and tensors are views of the buffers that the store has read and checked, which saves a second copy of large states. So each buffer
 then belongs to one object, and nothing else may write to the buffer.
 
 Parts are self-describing except for histories, whose records need the declared type. msgspec reports an extension first and its declared
-type later, and never for a field declared as `Any`. So an extension becomes a placeholder, which the declared type turns into the object. A
-remaining placeholder was in a field declared as `Any`. In that case the skeleton is decoded again, and those histories get plain records
-(dicts and lists). A remaining pickle is refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered store cannot
-inject one elsewhere.
+type later, and reports no type for a field declared as `Any`. So an extension becomes a placeholder, which the declared type turns into the
+object. A placeholder that remains was in a field declared as `Any`. In that case the skeleton is decoded again, and those histories get
+plain records (dicts and lists). A pickle that remains is refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered
+store cannot inject a pickle elsewhere.
 
 A state without parts is decoded by a cached decoder.
 
 **Reading the parts.** Each chunk is read directly into the memory that the array will use. Adjacent chunks of a pack are read with one
-call. If chunks are stored plain, no copy is made: headers and contents go to their own buffers (`read_into`). Every digest is checked
-before the bytes are returned (G11). Two threads read large amounts: reading and hashing both release the interpreter's lock. From an object
-store, several ranges are always read in parallel.
+call. If chunks are stored plain, no copy is made: headers and contents go to separate buffers (`read_into`). Every digest is checked
+before the bytes are returned (G11). Two threads read large amounts of data, because both reading and hashing release the interpreter's
+lock. From an object store, several ranges are always read in parallel.
 """
 
 import contextlib
@@ -78,10 +78,10 @@ class RestoredState(msgspec.Struct):
 
 
 class StateDecoder:
-    """Decoder for states of one declared type. Several threads may use it.
+    """Decoder for states of one declared type. Several threads may share a decoder.
 
     Raises:
-        TypeError: msgspec cannot decode the declared type.
+        TypeError: If msgspec cannot decode the declared type.
     """
 
     def __init__(self, declared: Any, *, allow_pickle: bool = False) -> None:
@@ -95,7 +95,7 @@ class StateDecoder:
         """Return the state that a skeleton without parts encodes.
 
         Raises:
-            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: the skeleton does not decode as declared.
+            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: If the skeleton does not decode as declared.
         """
         try:
             return self._plain.decode(skeleton)
@@ -103,7 +103,7 @@ class StateDecoder:
             return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
 
     def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> RestoredState:
-        """Return a state with parts, as `decode_state` does, for the declared type."""
+        """Return a state with parts, decoded as the declared type. See `decode_state`."""
         try:
             _check_contents(parts, contents)
             if not parts:
@@ -128,22 +128,22 @@ def decode_state(
     """Return a state and the table of its chunks.
 
     Args:
-        declared: type of the state.
+        declared: declared type of the state.
         skeleton: the skeleton of an image, or a state that an earlier release wrote.
         parts: the checkpoint's parts, in order.
-        contents: for each part its checked bytes, in one buffer. The array or tensor keeps a writable buffer; a
-            read-only one is copied.
-        allow_pickle: whether the class of the agent allows pickles.
+        contents: the checked bytes of each part, in one buffer per part. The array or tensor keeps a writable buffer. A read-only buffer
+            is copied.
+        allow_pickle: whether the agent class allows pickles.
 
     Raises:
-        EncodingError: skeleton and parts do not decode as `declared`, or a part does not fit its head.
-        DamagedDataError: the records of a history cannot be replayed.
+        EncodingError: If skeleton and parts do not decode as `declared`, or a part does not match its head.
+        DamagedDataError: If the records of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
 
 
 class _NeedsSessionError(Exception):
-    """The record holds an extension that must be decoded in two steps."""
+    """The record contains an extension that must be decoded in two steps."""
 
 
 def _decode_extension(code: int, data: memoryview) -> object:
@@ -153,7 +153,7 @@ def _decode_extension(code: int, data: memoryview) -> object:
 
 
 class _HistoryPlaceholder:
-    """Placeholder for the history in a part, until its record type is known."""
+    """Placeholder for the history in a part until its record type is known."""
 
     __slots__ = ("index",)
 
@@ -162,7 +162,7 @@ class _HistoryPlaceholder:
 
 
 class _PicklePlaceholder:
-    """Placeholder for a pickle, until it is known to be declared."""
+    """Placeholder for a pickle until its field is known to be declared as `Pickled`."""
 
     __slots__ = ("data",)
 
@@ -171,11 +171,11 @@ class _PicklePlaceholder:
 
 
 class _Session:
-    """State of the decoding of one record.
+    """State while one record is decoded.
 
     Attributes:
-        histories: part → history, for the histories already made.
-        tokens: token → chunk, for the parts that track changes.
+        histories: map from part to history, for the histories already created.
+        tokens: map from token to chunk, for the parts that track changes.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class _Session:
         self._contents = contents
         self._allow_pickle = allow_pickle
         self._used: dict[int, None] = {}
-        self._unclaimed: dict[int, None] = {}  # parts of histories in fields declared as Any
-        self._pickles = 0  # seen and not loaded
+        self._unclaimed: dict[int, None] = {}  # parts that are histories in fields declared as Any
+        self._pickles = 0  # number of pickles seen but not loaded
 
     def decode(self, skeleton: Buffer) -> Any:
-        """Return the state."""
+        """Return the decoded state."""
         state = self._pass(skeleton)
         leftover = [
             index for index in self._used if self._parts[index].kind == PART_HISTORY and index not in self.histories
@@ -218,7 +218,7 @@ class _Session:
         return decode_own_value(code, data)
 
     def _take(self, data: memoryview) -> int:
-        """Return the index of a part. A part must not be used twice, because two objects would share one buffer."""
+        """Return the index of the part that `data` names. A part must not be used twice, because two objects would share one buffer."""
         index = msgspec.msgpack.decode(data, type=int)
         if not 0 <= index < len(self._parts):
             raise EncodingError(f"the state names its part {index}, the checkpoint has {len(self._parts)}")
@@ -252,7 +252,7 @@ class _Session:
         return made
 
     def _make_values(self, part: StatePart, content: Buffer) -> object:
-        """Return an array or tensor over `content`."""
+        """Return an array or tensor that uses the memory of `content`."""
         head = msgspec.msgpack.decode(part.head, type=ArrayHead)
         writable = bytearray(content) if memoryview(content).readonly else content
         if part.kind == PART_TENSOR:
@@ -296,12 +296,12 @@ def _is_declared_as(declared: Any, name: str) -> bool:
 
 
 def _unpickled(data: Buffer) -> Any:
-    """Load a pickle. Loading runs code from `data`, so this is only called if the declaration and the agent class allow it."""
+    """Load a pickle. Loading runs code from `data`, so call this only if the declaration and the agent class allow it."""
     import pickle
 
     try:
         return pickle.loads(data)
-    except Exception as error:  # the classes in the pickle may raise anything
+    except Exception as error:  # The classes in the pickle may raise anything.
         raise EncodingError(
             f"a pickled value cannot be loaded ({type(error).__name__}: {error}): run the code that wrote it"
         ) from error
@@ -318,7 +318,7 @@ def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> N
 
 
 def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
-    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet; later their digests are compared."""
+    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet, so later captures compare digests."""
     table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
     for index, part in enumerate(parts):
         chunks = part.chunks()
@@ -329,12 +329,12 @@ def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
 
 
 def buffer_for(part: StatePart) -> memoryview:
-    """Return memory for reading a part: writable, zero-filled, and as long as the part. Check `part.contradiction()` before the call.
+    """Return zero-filled, writable memory for reading a part, as long as the part. Check `part.contradiction()` before the call.
 
-    A write-tracked array gets memory that can be tracked again; others get memory with few page faults.
+    A write-tracked array gets memory that can be tracked again. Any other large part gets memory with few page faults.
 
     Raises:
-        StoreError, ExternalFailureError: the machine is out of memory.
+        StoreError, ExternalFailureError: If the machine is out of memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
         from snapline.storage.capture import tracked_arrays
@@ -346,10 +346,10 @@ def buffer_for(part: StatePart) -> memoryview:
 
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Largest read in bytes: large enough that call overhead is negligible, small enough that two threads share the work evenly."""
+"""Largest read in bytes. Call overhead is negligible at this size, and two threads share the work evenly."""
 
 RUN_CHUNKS_MAX = 500
-"""Largest number of chunks per read. Each takes two buffers, and the kernel accepts 1,024 buffers in one call."""
+"""Largest number of chunks per read. Each chunk takes two buffers, and the kernel accepts 1,024 buffers in one call."""
 
 PARALLEL_BYTES_MIN = 64 * 2**20
 """Size in bytes below which starting threads costs more than it saves."""
@@ -358,7 +358,7 @@ THREADS = 2
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
-    """Place of a chunk, and the keyring that decrypts the chunk."""
+    """Location of a chunk, and the keyring that decrypts the chunk."""
 
     path: str
     entry: BlobEntry
@@ -371,7 +371,7 @@ class _Task(msgspec.Struct, gc=False):
 
 
 class PartReader:
-    """Reader for the parts of checkpoints of one epoch, or of one checkpoint pack. Several threads may use it."""
+    """Reader for the parts of checkpoints of one epoch or one checkpoint pack. Several threads may share a reader."""
 
     def __init__(
         self,
@@ -382,7 +382,8 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` is called once if a chunk cannot be read, because compaction may have moved it (`compaction.py`)."""
+        """Create the reader. `others` returns other readers to try if a chunk cannot be read, because compaction may have moved the
+        chunk."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch
@@ -390,10 +391,11 @@ class PartReader:
         self._others = others
 
     def read(self, agent: str, parts: Sequence[StatePart]) -> list[memoryview]:
-        """Return the bytes of each part, in its own writable memory.
+        """Return the bytes of each part, each in separate writable memory.
 
         Raises:
-            DamagedDataError: a chunk is missing, or its bytes differ from those written; the message names file, epoch and agent.
+            DamagedDataError: If a chunk is missing, or its bytes differ from the bytes that were written. The message names file, epoch and
+                agent.
         """
         try:
             return self._read_here(agent, parts)
@@ -463,7 +465,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run of compressed or encrypted chunks, which must be copied."""
+        """Read a run of compressed or encrypted chunks, whose plaintext must be copied."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))
@@ -482,7 +484,7 @@ def reader_of_manifest(
     path: str,
     others: Callable[[], Iterable[PartReader]] = tuple,
 ) -> PartReader:
-    """Return a reader for the parts of the checkpoints in `manifest`, which is the file at `path`."""
+    """Return a reader for the parts of the checkpoints in `manifest`. Errors about missing chunks name the manifest as `path`."""
     keyrings = [keyring_of(guard, store_id=store_id, path=pack.path, key_id=pack.key_id) for pack in manifest.packs]
     sources = {
         chunk.digest: ChunkSource(manifest.packs[chunk.pack].path, chunk.entry(), keyrings[chunk.pack])
@@ -492,7 +494,7 @@ def reader_of_manifest(
 
 
 def _runs(tasks: Iterable[_Task]) -> Iterable[list[_Task]]:
-    """Yield lists of tasks; one read serves each list."""
+    """Yield lists of tasks such that one read serves each list."""
     run: list[_Task] = []
     for task in sorted(tasks, key=lambda each: (each.source.path, each.source.entry.offset)):
         entry = task.source.entry

@@ -1,18 +1,18 @@
-"""Captures the image of a state between two turns, which is the only pause that an agent notices.
+"""Capture of the image of a state between two turns, which is the only pause that an agent notices.
 
-The problem: a state may hold gigabytes, and the agent must not continue before it has been read. So only values that may change
+The problem: a state may contain gigabytes, and the agent must not continue before its state has been read. So only values that may change
 afterwards are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread does all slower work (hashing, compressing,
 writing) on the copy.
 
-Destinations:
+Where each value is stored:
 
-    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part; copied whole, or only the changes if writes are tracked
-    History, Blob                                            a part; its contents never change, so nothing is copied
+    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part: copied whole, or only the changes if writes are tracked
+    History, Blob                                            a part: its contents never change, so nothing is copied
     pickles of `PICKLE_PART_BYTES_MIN` and more              a part
-    everything else                                          in the skeleton
+    everything else                                          the skeleton
 
-Copies of small arrays share slabs, so that a state of a thousand arrays needs tens of buffers. Larger arrays have a buffer
-each, whose size is the same at the next capture, so the same buffer fits again.
+Copies of small arrays share slabs, so that a state of a thousand arrays needs only tens of buffers. Each larger array has its own buffer.
+The buffer's size is the same at the next capture, so the same buffer fits again.
 
 Invariants:
 
@@ -20,19 +20,20 @@ Invariants:
 2. If `encode` raises an error, all buffers that it took have been returned.
 3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
 
-The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` when nothing reads the parts any more.
+The caller's duties: call `encode` between two turns, on the event loop, and call `image.release()` when nothing reads the parts any more.
 
-**Unsupported values** are found by two functions that walk over the objects of a state, neither in a regular pause:
+**Unsupported values** are found by two functions that traverse the objects of a state. Neither runs in a regular pause:
 
-- `check`, once for each agent at its first capture, finds values that would be saved without an error and restored as something
-  else (G3). Such values are a mutable object reached by two paths (it would become two), and arrays that share memory.
-- `explain`, after a failed capture, finds the refused value and recommends a change.
+- `check`, which runs once for each agent at its first capture, finds values that would be saved without an error but restored as something
+  else (G3). Such values are mutable objects that are reached by two paths (each would become two objects), and arrays that share memory.
+- `explain`, which runs after a failed capture, finds the refused value and recommends a change.
 
-`check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
-stack. Immutable objects may be shared, since copies are indistinguishable; their contents are checked on each path to them.
+`check` traverses the state depth first, in the order of the fields, without recursion, because a state may be nested deeper than the
+interpreter's stack. Immutable objects may be shared, since a copy is indistinguishable from the original. The contents of an immutable
+object are checked on each path to the object.
 
-`explain` only descends: from an object that cannot be encoded to the first of its members that cannot. So `explain` costs a few encodings
-of the state, whatever its size.
+`explain` only descends: from an object that cannot be encoded to the first of its members that cannot be encoded. So `explain` costs only a
+few encodings of the state, however large the state is.
 """
 
 import datetime
@@ -86,21 +87,22 @@ from snapline.storage.capture.values import (
 )
 
 WALK_OBJECTS_MAX = 500_000
-"""Number of containers and mutable objects that `check` visits: about half a second, once in an agent's life. Further objects are not
-checked."""
+"""Number of containers and mutable objects that `check` visits, which takes about half a second, once in an agent's life. Further objects
+are not checked."""
 
 OVERLAP_CHECKS_MAX = 10_000
-"""Number of pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
+"""Number of pairs of arrays with interleaved memory that are compared exactly, which takes 10 ms. Only views of one array are such
+pairs."""
 
 OVERLAP_WORK_MAX = 100_000
-"""Limit on the work of one exact comparison, since the problem is NP-hard in the number of dimensions. Beyond it the pair counts as
-overlapping."""
+"""Limit on the work of one exact comparison, since the problem is NP-hard in the number of dimensions. If the limit is exceeded, the pair
+counts as overlapping."""
 
 DEPTH_MAX = 1_000
 """Longest path that `explain` follows, and depth to which it searches for an object that contains itself. msgspec fails at this depth."""
 
 _SHOWN_CHARACTERS_MAX = 40
-"""Longest text of a dict key in a path, in characters."""
+"""Largest number of characters of a dict key that are shown in a path."""
 
 _IMMUTABLE: frozenset[type] = frozenset(
     {
@@ -108,7 +110,7 @@ _IMMUTABLE: frozenset[type] = frozenset(
         *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
     }
 )
-"""Leaf types whose objects may be shared. Objects of other types, and enums, are examined individually."""
+"""Leaf types whose objects may be shared. Objects of all other types, and enums, are examined individually."""
 
 _MODULES: dict[str, str] = {
     "_thread": "a lock",
@@ -127,16 +129,16 @@ _MODULES: dict[str, str] = {
     "weakref": "a weak reference",
     "_weakref": "a weak reference",
 }
-"""Top module of a class → the user's term for the objects of the class."""
+"""Map from the top-level module of a class to the user's term for objects of the class."""
 
 _OUTSIDE = "keep it outside the state, and make it anew where it is needed"
 
-_Step = tuple[str, object]  # "." a field | "[" an item | "{" an element of a set | _KEY a dict's key
+_Step = tuple[str, object]  # "." a field | "[" an item | "{" an element of a set | _KEY a key of a dict
 _KEY = "key"
 
 
 class _Node(msgspec.Struct, gc=False):
-    """One path to one object: the steps lead back to the state. Nodes are freed together, so they need no garbage collection."""
+    """One path to one object. The steps lead back to the state. Nodes are freed together, so they need no garbage collection."""
 
     value: Any
     parent: "_Node | None"
@@ -152,7 +154,7 @@ class _Node(msgspec.Struct, gc=False):
         return "state" + "".join(reversed(steps))
 
     def subject(self) -> object:
-        """Return the object to encode as a test. A dict key is tested as a key."""
+        """Return the object to encode as a test. A dict key is tested as the key of a dict."""
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
@@ -181,10 +183,10 @@ def _step_text(step: _Step) -> str:
 
 
 def check(state: object) -> None:
-    """Find mutable objects with two paths, and arrays that share memory.
+    """Find mutable objects that are reached by two paths, and arrays that share memory.
 
     Raises:
-        EncodingError: such a value was found; the message names both paths.
+        EncodingError: If such a value was found. The message names both paths.
     """
     walk = _Walk(state)
     while walk.waiting and walk.seen < WALK_OBJECTS_MAX:
@@ -193,12 +195,12 @@ def check(state: object) -> None:
 
 
 class _Walk:
-    """The walk that `check` does.
+    """The traversal that `check` performs.
 
     Attributes:
-        first: id → first path to each mutable object. The map keeps the object alive, so its id is not reused.
+        first: map from the id of each mutable object to the first path to the object. The map keeps the object alive, so no id is reused.
         arrays: paths to arrays and tensors.
-        waiting: nodes to visit, the next one last.
+        waiting: nodes still to visit. The next node is last.
         seen: number of containers and mutable objects visited.
     """
 
@@ -249,7 +251,7 @@ _CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
 
 
 def _traits_of(value: Any) -> int:
-    """Return the traits of objects of the value's type; 0 for leaves that may be shared, and for values that encoding refuses."""
+    """Return the traits of objects of the value's type. Return 0 for leaves that may be shared, and for values that encoding refuses."""
     traits = _CONTAINER if _open(value) is not None else 0
     if _extent(value) is not None:
         traits |= _ARRAY
@@ -257,9 +259,9 @@ def _traits_of(value: Any) -> int:
 
 
 def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
-    """Return a container's contents: kind of the steps, their keys, and the members. None if `value` is not a container.
+    """Return a container's contents: the kind of the steps, their keys, and the members. Return None if `value` is not a container.
 
-    The keys of a dict are not visited: they are hashable, so immutable.
+    The keys of a dict are not visited, because they are hashable and therefore immutable.
     """
     if isinstance(value, dict):
         return "[", value.keys(), value.values()
@@ -288,8 +290,8 @@ def _fields_of(kind: Any) -> Sequence[str] | None:
 
 
 def _holds_only_leaves(container: Any) -> bool:
-    """Return whether a container holds only leaves. This takes a few ms for a list of a million numbers; checking them one by one takes a
-    second."""
+    """Return whether a container contains only leaves. The call takes a few ms for a list of a million numbers. Checking them one by one
+    takes a second."""
     opened = _open(container)
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
@@ -305,7 +307,8 @@ def _describe_shared_object(node: _Node, known: _Node) -> str:
 
 
 def _check_memory(nodes: list[_Node]) -> None:
-    """Compare arrays in the order of their memory: an array can only overlap earlier arrays that end after its beginning."""
+    """Refuse arrays that share memory. Arrays are compared in order of address, each only with earlier arrays that end after its
+    beginning."""
     spans = sorted(((*_span_of(node.value), index) for index, node in enumerate(nodes)), key=lambda span: span[:3])
     open_spans: list[tuple[int, int, int]] = []
     checks = 0
@@ -330,7 +333,7 @@ def _span_of(value: object) -> tuple[int, int]:
 
 
 def _extent(value: Any) -> tuple[int, int] | None:
-    """Return first and last address + 1 of an array or tensor; None for other values."""
+    """Return the first address of an array or tensor, and the address after its last byte. Return None for other values."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
@@ -351,20 +354,21 @@ def _bounds(address: int, shape: Iterable[int], strides: Iterable[int], item_byt
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Return whether two arrays whose spans overlap share memory. For tensors only the spans are compared."""
+    """Return whether two arrays with overlapping address ranges share memory. Tensors with overlapping ranges always count as sharing
+    memory."""
     import numpy
 
     if not isinstance(one, numpy.ndarray) or not isinstance(other, numpy.ndarray):
         return True
     try:
-        work: Any = OVERLAP_WORK_MAX  # any number is valid; NumPy's annotation allows only two
+        work: Any = OVERLAP_WORK_MAX  # Any number is valid, but NumPy's annotation allows only two.
         return bool(numpy.shares_memory(one, other, max_work=work))
     except _too_hard_error(numpy):
         return True
 
 
 def _too_hard_error(numpy: Any) -> type[Exception]:
-    """Return NumPy's error class, which has moved in NumPy 2."""
+    """Return NumPy's class for this error, whose module differs between NumPy 1 and 2."""
     return getattr(numpy, "exceptions", numpy).TooHardError  # type: ignore[no-any-return]  # an exception class
 
 
@@ -381,7 +385,7 @@ def _may_be_shared(value: object) -> bool:
 
 
 def _is_mutable(value: object) -> bool:
-    """Return whether `value` is of a mutable type that a state may hold. Encoding detects forbidden objects."""
+    """Return whether `value` is of a mutable type that a state may contain. Encoding detects forbidden objects."""
     numpy = numpy_if_loaded()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
@@ -399,7 +403,7 @@ def _is_mutable(value: object) -> bool:
 
 
 def explain(state: object, error: BaseException, *, allow_pickle: bool = False) -> str:
-    """Return a text that says which value of `state` cannot be saved, with advice. Call this after encoding raised `error`."""
+    """Explain which value of `state` cannot be saved, and give advice. Call this function after encoding raised `error`."""
     attempt = _Attempt(allow_pickle=allow_pickle)
     if attempt.failure_of(state):
         return _descend(_Node(state, None, (".", "")), attempt)
@@ -411,7 +415,7 @@ def explain(state: object, error: BaseException, *, allow_pickle: bool = False) 
 
 
 def _descend(node: _Node, attempt: "_Attempt") -> str:
-    """Follow an object that cannot be encoded to the innermost one, and explain why."""
+    """Follow an object that cannot be encoded to its innermost member that cannot be encoded, and explain why."""
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"
@@ -435,13 +439,13 @@ def _members(node: _Node) -> Iterator[_Node]:
 
 
 class _Attempt:
-    """Test encoder, which encodes a value without copying arrays."""
+    """Encoder for tests, which encodes a value without copying arrays."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
 
     def failure_of(self, value: object) -> str:
-        """Return the reason why `value` cannot be encoded; empty if it can."""
+        """Return why `value` cannot be encoded, or "" if it can."""
         try:
             msgspec.msgpack.encode(value, enc_hook=self._encode_value)
         except FAILURES as error:
@@ -462,7 +466,7 @@ class _Attempt:
 
 
 def _unsavable_description(value: object) -> str:
-    """Return the user's term for an object that is only valid in its own process; otherwise an empty text."""
+    """Return the user's term for an object that is only valid in its own process, or "" for any other object."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -479,29 +483,32 @@ def _unsavable_description(value: object) -> str:
 
 
 ARRAY_PART_BYTES_MIN = 16 * 1024
-"""Smallest array in bytes with its own part; smaller arrays are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at
-least as many in a pack."""
+"""Smallest array in bytes that is stored in its own part. Smaller arrays are in the skeleton. A part costs 100 bytes in the checkpoint, and
+a chunk costs at least as much in a pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
-"""Smallest pickle in bytes with its own part: the size of one chunk, since a smaller pickle could only be reused whole."""
+"""Smallest pickle in bytes that is stored in its own part. The limit is the size of one chunk, since a smaller pickle is only reused as a
+whole."""
 
 CHUNK_BYTES = 64 * 1024
 LARGE_CHUNK_BYTES = 256 * 1024
 LARGE_ARRAY_BYTES = 1 << 30
-"""Size in bytes from which arrays have larger chunks: 1 GiB then has 4,096. Smaller chunks would cost more in digests than they save."""
+"""Size in bytes from which arrays have larger chunks. An array of 1 GiB then has 4,096. Smaller chunks would cost more in digests than they
+save."""
 
 SLAB_BYTES_MIN = 64 * 1024
 SLAB_BYTES_MAX = 4 * 1024 * 1024
-"""Largest slab in bytes. Slab sizes double: an agent with one small array holds little memory, and one with many arrays takes few slabs."""
+"""Largest slab in bytes. Slab sizes double, so an agent with one small array uses little memory, and one with many arrays uses few
+slabs."""
 
 OWN_BUFFER_BYTES_MIN = 1024 * 1024
-"""Size in bytes from which an array has a buffer of its own."""
+"""Size in bytes from which an array has its own buffer."""
 
 PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
-"""Size in bytes from which two threads copy. Such a copy takes over a millisecond, and starting a thread a twentieth of that."""
+"""Size in bytes from which two threads copy. Such a copy takes more than a millisecond, and starting a thread takes a twentieth of that."""
 
 _ALIGNMENT_BYTES = 64
-"""Alignment of arrays in a slab in bytes: a cache line, and enough for every dtype."""
+"""Alignment of arrays in a slab, in bytes. The alignment is the size of a cache line, and is enough for every dtype."""
 
 _TRACKED_MODULE = "snapline.storage.capture.tracked_arrays"
 
@@ -510,9 +517,10 @@ class StateEncoder:
     """Encoder for the states of one agent.
 
     Args:
-        pool: source of the buffers for copies; shared by the agents of a host.
+        pool: source of the buffers for copies, which the agents of a host share.
         allow_pickle: whether `Pickled` values may be saved.
-        declared: type of the states. Values that would not be restored as declared are refused; with None, no value is refused.
+        declared: type of the states. Values that would not be restored as declared are refused. If None, no value is refused for this
+            reason.
     """
 
     def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:
@@ -524,12 +532,12 @@ class StateEncoder:
         self._held_images = 0
 
     def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
-        """Return the image of `state`, without the chunks that `base` contains. With `base` None, all chunks are included.
+        """Return the image of `state`, without the chunks that `base` contains. If `base` is None, all chunks are included.
 
         Raises:
-            EncodingError: a value cannot be saved; the message names its path.
-            ArenaBusyError: earlier images have not been written yet; try again later.
-            StoreError: the machine is out of memory.
+            EncodingError: If a value cannot be saved. The message names its path.
+            ArenaBusyError: If earlier images have not been written yet. Try again later.
+            StoreError: If the machine is out of memory.
         """
         self._check(state)
         capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, check_can_copy=self._check_can_copy)
@@ -548,7 +556,7 @@ class StateEncoder:
         """Return `state` as one record without parts, for short-lived images and for messages.
 
         Raises:
-            EncodingError: a value cannot be saved; the message names its path.
+            EncodingError: If a value cannot be saved. The message names its path.
         """
         self._check(state)
         return self._encoded_inline(state)
@@ -560,17 +568,18 @@ class StateEncoder:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
 
     def _check(self, state: object) -> None:
-        """Refuse values that would be restored as something else. Values that cannot be encoded are reported first."""
+        """Refuse values that would be restored as something else. Report values that cannot be encoded first."""
         if self._declared is not None and not survives_round_trip(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
 
     def buffer_sizes(self, state: object) -> list[int]:
-        """Return the buffer sizes that a full `encode` of `state` takes from the pool. Nothing is copied. Call `pool.reserve` for each
-        size in a worker thread, so that the first capture need not wait for page faults.
+        """Return the buffer sizes that a complete `encode` of `state` takes from the pool. Nothing is copied.
+
+        In a worker thread, call `pool.reserve` for each size, so that the first capture need not wait for page faults.
 
         Raises:
-            EncodingError: a value cannot be saved; the message names its path.
+            EncodingError: If a value cannot be saved. The message names its path.
         """
         sizes: list[int] = []
         plan = _Plan(sizes)
@@ -609,16 +618,16 @@ class StateEncoder:
 
 
 class _Plan:
-    """Assignment of each copy to a place in the slabs. The result is deterministic, so a state takes the same buffers each time."""
+    """Assignment of each copy to a place in the buffers. The assignment is deterministic, so a state takes the same buffers each time."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes  # sizes of the buffers, in the order in which they are taken
+        self.sizes = sizes  # Sizes of the buffers, in the order in which they are taken.
         self.slab = -1
         self.used_bytes = 0
         self.next_bytes = SLAB_BYTES_MIN
 
     def place(self, size_bytes: int) -> tuple[int, int]:
-        """Return the index of the buffer and the offset in it."""
+        """Return the index of the buffer, and the offset in the buffer."""
         if size_bytes >= OWN_BUFFER_BYTES_MIN:
             self.sizes.append(size_bytes)
             return len(self.sizes) - 1, 0
@@ -637,7 +646,7 @@ class _Plan:
 
 
 class _Capture:
-    """An image under construction. msgspec calls `encode_value` as its `enc_hook`."""
+    """An image that is being captured. msgspec calls `encode_value` as its `enc_hook`."""
 
     def __init__(
         self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, check_can_copy: Callable[[], None]
@@ -648,7 +657,9 @@ class _Capture:
         self._base = base
         self._allow_pickle = allow_pickle
         self._check_can_copy = check_can_copy
-        self._seen: dict[int, object] = {}  # id → mutable object in a part; kept alive, so that no id is reused
+        self._seen: dict[
+            int, object
+        ] = {}  # Map from id to mutable object in a part. It keeps objects alive, so that no id is reused.
         self._sizes: list[int] = []
         self._plan = _Plan(self._sizes)
         self._views: list[memoryview] = []
@@ -660,10 +671,10 @@ class _Capture:
             callback()
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer that is released with the image. The interface is that of `ArenaPool.take`, for write trackers.
+        """Return a buffer that is released with the image. Write trackers call this method instead of `ArenaPool.take`.
 
         Raises:
-            ArenaBusyError, StoreError: no buffer is available.
+            ArenaBusyError, StoreError: If no buffer is available.
         """
         self._check_can_copy()
         buffer = self._pool.take(size_bytes)
@@ -671,7 +682,7 @@ class _Capture:
         return buffer
 
     def encode_value(self, value: object) -> object:
-        """Return the skeleton's entry for a value of a type unknown to msgspec."""
+        """Return the skeleton's entry for a value whose type msgspec does not know."""
         numpy = numpy_if_loaded()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
@@ -686,7 +697,7 @@ class _Capture:
         return encode_value(value)
 
     def _add(self, value: object, part: CapturedPart) -> object:
-        """Add a part. An object may occur only once: it would be restored as two, and a cycle would copy an array at each level."""
+        """Add a part. An object may occur only once: it would be restored as two objects, and a cycle would copy an array at each level."""
         if id(value) in self._seen and type(value) is not Blob:
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
@@ -701,17 +712,17 @@ class _Capture:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_PART + msgspec.msgpack.encode(len(self.parts) - 1))
 
     def _array(self, array: Any) -> CapturedPart:
-        tracked = sys.modules.get(_TRACKED_MODULE)  # without the module there is no tracked array
+        tracked = sys.modules.get(_TRACKED_MODULE)  # If the module is not loaded, there is no tracked array.
         tracker = None if tracked is None else tracked.tracker_of(array)
         is_tracked = tracked is not None and tracked.is_tracked(array)
         if tracker is None and array.flags.f_contiguous and not array.flags.c_contiguous:
-            # Transposing takes twelve times as long as copying.
+            # Copying into C order, which transposes, takes twelve times as long as copying.
             return self._copied(PART_ARRAY, array_head(array, order="F"), array.T)
         head = array_head(array, is_tracked=is_tracked)
         if tracker is None:
             return self._copied(PART_ARRAY, head, array)
         chunk_bytes = chunk_bytes_for(array.nbytes)
-        chunks, _ = tracker.chunks(self._base, chunk_bytes, self)  # its buffers are released with the image
+        chunks, _ = tracker.chunks(self._base, chunk_bytes, self)  # The chunks' buffers are released with the image.
         return CapturedPart(PART_ARRAY, head, array.nbytes, chunk_bytes, chunks)
 
     def _copied(self, kind: int, head: bytes, array: Any) -> CapturedPart:
@@ -731,7 +742,7 @@ class _Capture:
 
 
 def _copy(target: Any, array: Any) -> None:
-    """Copy an array. A large array is copied in two parallel halves, since one core cannot use the full memory bandwidth."""
+    """Copy an array. Two threads copy the halves of a large array, since one core cannot use the full memory bandwidth."""
     import numpy
 
     if array.nbytes < PARALLEL_COPY_BYTES_MIN or len(array) < 2:
@@ -745,12 +756,12 @@ def _copy(target: Any, array: Any) -> None:
 
 
 def chunk_bytes_for(size_bytes: int) -> int:
-    """Return the size of the chunks of an array."""
+    """Return the chunk size for an array of `size_bytes` bytes."""
     return LARGE_CHUNK_BYTES if size_bytes >= LARGE_ARRAY_BYTES else CHUNK_BYTES
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """Return the chunks of a fresh copy whose changes are unknown."""
+    """Return the chunks of a fresh copy. These chunks have no tokens, because it is unknown whether they have changed."""
     size = len(view)
     full_bytes = size - size % chunk_bytes
     chunks = [
@@ -762,7 +773,7 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 
 
 def _large_size_of(value: object) -> int | None:
-    """Return the number of bytes that an array or tensor takes from the pool; None for other values."""
+    """Return the number of bytes that an array or tensor takes from the pool, or None for values that take none."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)

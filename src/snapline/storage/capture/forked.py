@@ -1,28 +1,29 @@
-"""Capture by fork: a child process encodes the state at one moment, while the agent continues.
+"""Capture by fork: a child process encodes the state as it is at the fork, while the agent continues.
 
 The problem: a state of many small objects takes long to encode, and its changes cannot be tracked.
 
-The model: `fork()` between two turns creates a child process with a copy of the state, made page by page when either side writes. Only the
-thread that called `fork` exists in the child. Locks that other threads hold stay locked forever. So the child runs `encode()` and system
-calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a head
-with their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status
-is 0. Otherwise the capture has failed, and the caller encodes in its own process.
+The model: `fork()` between two turns creates a child process with a copy of the state. Each page is copied only when either process writes
+to it. Only the thread that called `fork` exists in the child. Locks that other threads held remain locked forever. So the child runs only
+`encode()` and system calls: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a
+head with their length and BLAKE3 digest, and exits with `os._exit`. A result is valid only if the head exists, the digest matches, and the
+exit status is 0. Otherwise the capture has failed, and the caller encodes in its own process.
 
 The rules, and how the module implements them:
 
-1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `fork_unsafe_reason`
-   refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
-2. The child closes all descriptors but its own at once. Otherwise a killed host looks alive to its peers until the child ends.
-3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a long-lived thread).
-4. The child blocks all signals but SIGKILL: it must not run the parent's handlers.
-5. The parent waits with a deadline, kills the child, and reaps only this child. So no zombie remains. An image that is dropped without
-   `result` kills its child.
-6. At most `FORKS_MAX` children exist at once: each may cost as much memory as the parent writes meanwhile.
+1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash. `fork_unsafe_reason` detects
+   a violation. `prepare` sets the variable in a process that has not imported gRPC yet.
+2. The child immediately closes all descriptors except its own. Otherwise a killed host would look alive to its peers until the child ends.
+3. The child dies with its parent (`PR_SET_PDEATHSIG`). More precisely, it dies with the thread that forked, so fork from a long-lived
+   thread.
+4. The child blocks all signals except SIGKILL, because it must not run the parent's handlers.
+5. The parent waits with a deadline, kills the child, and reaps only this child. So no zombie remains. If an image is dropped without a call
+   of `result`, its child is killed.
+6. At most `FORKS_MAX` children exist at the same time, because each may cost as much memory as the parent writes meanwhile.
 
-Forking is opt-in for each agent, never used in a coordinator, and works on Linux only. The garbage collector is off in the child, because
-it would write to the header of every object, and so copy every page.
+Forking is opt-in for each agent, is never used in a coordinator, and works only on Linux. The garbage collector is disabled in the child,
+because it would write to the header of every object, and thereby copy every page.
 
-This module carries G11 for the transfer from child to parent: a changed byte fails the digest.
+This module carries G11 for the transfer from child to parent: the digest detects any changed byte.
 """
 
 import ctypes
@@ -45,25 +46,25 @@ from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.disk.record import Buffer
 
 FORKS_MAX = 2
-"""Largest number of children at once: one that writes and one that starts. More would multiply the memory, and two cores are already
-busy."""
+"""Largest number of children at the same time: one that writes and one that starts. More children would multiply the memory, and two cores
+are already busy."""
 
 REAP_TIMEOUT_S = 10.0
-"""Longest wait in seconds for a killed child to end: freeing many gibibytes takes about a second. If the child ends later, the next capture
-reaps it."""
+"""Longest wait for a killed child to end, in seconds. Freeing many gibibytes takes about a second. If the child ends later, the next
+capture reaps it."""
 
 TIMEOUT_S_MAX = 24 * 3600
-"""Largest time-out in seconds. Longer waits are pointless, and `poll` counts milliseconds in 32 bits."""
+"""Largest timeout in seconds. Longer waits are pointless, and `poll` counts milliseconds in 32 bits."""
 
 MESSAGE_BYTES_MAX = 64 * 1024
-"""Largest error text that the child sends in bytes. A longer text, such as a value's repr, is truncated."""
+"""Largest error text that the child sends, in bytes. A longer text, which may contain a value's repr, is truncated."""
 
 _WRITE_BYTES_MAX = 1 << 30
-"""Bytes per system call: Linux accepts at most 2 GiB - 4 KiB at once."""
+"""Largest number of bytes per system call. Linux accepts at most 2 GiB - 4 KiB in one call."""
 
 _HEAD = struct.Struct("=8sB32sQ")
-"""Head of the result: magic, outcome, BLAKE3 of the outcome and the bytes, length. It is stored before the bytes, and written after
-them."""
+"""Head of the result: magic, outcome, BLAKE3 of the outcome and the bytes, and length. The head is stored before the bytes, but written
+after them."""
 _MAGIC = b"snapfork"
 _ENCODED, _REFUSED = 1, 2
 
@@ -77,7 +78,7 @@ class ForkBusyError(StoreError):
 
 
 class ForkFailedError(StoreError):
-    """The child was killed, crashed, or took too long. The state itself may be valid: encode it in this process."""
+    """The child was killed, crashed, or took too long. The state itself may be valid, so encode it in this process."""
 
 
 class _Child(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ class _Child(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: process id, valid until the child is reaped.
-        handle: pidfd that identifies this child, even if somebody else reaped it and the pid was reused.
+        handle: pidfd that identifies this child even if other code has reaped it and its pid has been reused.
         content: memfd to which the child writes.
         parent: pid of the process that forked the child.
     """
@@ -97,7 +98,7 @@ class _Child(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """State of this process for forked captures.
+    """This process's state for forked captures.
 
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.
@@ -117,14 +118,14 @@ _state = _State()
 
 
 def prepare() -> None:
-    """Make forks safe in this process. Call this before gRPC is imported. A second call has no effect."""
+    """Make forks safe in this process. Call this function before gRPC is imported. A second call has no effect."""
     if "grpc" not in sys.modules or _state.is_prepared:
         os.environ[_FORK_VARIABLE] = "0"
         _state.is_prepared = True
 
 
 def fork_unsafe_reason() -> str:
-    """Return the reason why this process must not fork; empty if it may."""
+    """Return why this process must not fork, or "" if it may."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "a capture by fork needs Linux 5.3; take the usual capture"
     if "grpc" not in sys.modules:
@@ -149,18 +150,18 @@ def _was_set_at_start() -> bool:
 def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedImage":
     """Fork a child process that encodes the state, and return at once with a handle for the result.
 
-    Call this between turns on the thread that runs the agent's turns; that thread must outlive the child. A fork costs the copy of the page
-    tables, and later one page fault for each page that the parent writes while the child lives.
+    Call this function between turns on the thread that runs the agent's turns. That thread must outlive the child. A fork costs a copy of
+    the page tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-        encode: returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it must not take a
-            lock that another thread could hold.
+        encode: function that returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it
+            must not take a lock that another thread could hold.
         timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:
-        UsageError: gRPC was imported in a way that makes children crash.
-        ForkBusyError: too many children are running.
-        ForkFailedError: the system cannot create a child.
+        UsageError: If gRPC was imported in a way that makes children crash, or `timeout_s` is invalid.
+        ForkBusyError: If too many children are running.
+        ForkFailedError: If the system cannot create a child.
     """
     reason = fork_unsafe_reason()
     if reason:
@@ -177,21 +178,21 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
 
 
 class ForkedImage:
-    """The future result of a child process."""
+    """Handle for the future result of a child process."""
 
     def __init__(self, child: _Child, deadline: float) -> None:
         self._child = child
         self._deadline = deadline
-        # A finalizer instead of a method: it must also run when this object is dropped without `close`, and at exit.
+        # This is a finalizer rather than a method, because it must also run at exit and when this object is dropped without `close`.
         self._end = weakref.finalize(self, _end, child)
 
     def result(self) -> bytes:
-        """Wait for the child and return the encoded bytes. The call blocks; make it once, in a worker thread.
+        """Wait for the child and return the encoded bytes. The call blocks, so make it in a worker thread, and only once.
 
         Raises:
-            EncodingError: `encode` raised an error in the child; the text is the child's message.
-            ForkFailedError: the child was killed, crashed, was cancelled, or timed out.
-            UsageError: `result` was already called, or `close` was.
+            EncodingError: If `encode` raised an error in the child. The text contains the child's message.
+            ForkFailedError: If the child was killed, crashed, was cancelled, or timed out.
+            UsageError: If `result` or `close` was already called.
         """
         if not self._end.alive:
             raise UsageError("the result of this capture was taken already; capture again")
@@ -205,13 +206,14 @@ class ForkedImage:
             self.close()
 
     def cancel(self) -> None:
-        """Kill the child, so that `result` fails soon. Any thread may call this at any time."""
+        """Kill the child, so that `result` fails soon. Any thread may call this method at any time."""
         with _state.lock:
             if self._child.pid in _state.running_pids and self._child.parent == os.getpid():
                 _kill(self._child)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and drop the result. A second call has no effect. Do not call this while `result` runs."""
+        """Kill the child if it still runs, and drop the result. A second call has no effect. Do not call this method while `result`
+        runs."""
         self._end()
 
 
@@ -219,7 +221,7 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
     """Create the child process.
 
     Raises:
-        OSError: no descriptor or process is available; everything was cleaned up.
+        OSError: If no descriptor or process is available. Everything was cleaned up.
     """
     content = os.memfd_create("snapline-capture", os.MFD_CLOEXEC)
     try:
@@ -237,11 +239,13 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
 
 
 def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
-    """Fork. Return the child's pid in the parent; never return in the child."""
+    """Fork. Return the child's pid in the parent, and never return in the child."""
     parent = os.getpid()
-    set_death_signal = ctypes.CDLL(None).prctl  # looked up before the fork: the child must not load libraries
+    set_death_signal = ctypes.CDLL(
+        None
+    ).prctl  # This lookup precedes the fork, because the child must not load libraries.
     _ignore_warning()
-    # The child must not run the parent's handlers, not even between `fork` and its first line.
+    # The child must never run the parent's handlers, not even between `fork` and the child's first line.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with _state.lock:
@@ -256,7 +260,7 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
 
 
 def _ignore_warning() -> None:
-    """Python 3.12 warns of forks in processes with threads. This module is safe (see its docstring), so ignore it here only."""
+    """Ignore a warning here only. Python 3.12 warns of forks in processes with threads, but this module is safe (see its docstring)."""
     if sys.version_info >= (3, 12):
         warnings.filterwarnings(
             "ignore",
@@ -269,12 +273,12 @@ def _ignore_warning() -> None:
 def _run_child(
     encode: Callable[[], Buffer], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
 ) -> None:
-    """Run the child from start to exit."""
+    """Run the child from its start to its exit."""
     code = 1
     try:
         gc.disable()
         set_death_signal(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # The parent died before the line above.
+        if os.getppid() != parent:  # The parent died before `set_death_signal` took effect.
             return
         os.closerange(0, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
@@ -291,7 +295,7 @@ def _run_child(
 def _write(descriptor: int, outcome: int, content: Buffer) -> None:
     view = memoryview(content).cast("B")
     at = 0
-    while at < len(view):  # Bounded: each call writes at least a byte, or raises.
+    while at < len(view):  # The loop is bounded, since each call writes at least one byte or raises.
         at += os.pwrite(descriptor, view[at : at + _WRITE_BYTES_MAX], _HEAD.size + at)
     os.pwrite(descriptor, _HEAD.pack(_MAGIC, outcome, _digest_of(outcome, view), len(view)), 0)
 
@@ -300,8 +304,8 @@ def _read(descriptor: int, status: int) -> bytes:
     """Return the bytes that the child wrote.
 
     Raises:
-        EncodingError: the encoder raised an error in the child.
-        ForkFailedError: the child ended early, or the bytes differ from those it encoded.
+        EncodingError: If the encoder raised an error in the child.
+        ForkFailedError: If the child ended early, or the bytes differ from the bytes that it encoded.
     """
     head = os.pread(descriptor, _HEAD.size, 0)
     if status or len(head) < _HEAD.size:
@@ -335,10 +339,10 @@ def _describe_exit_status(status: int) -> str:
 
 
 def _reap_killed_children() -> None:
-    """Reap killed children that ended after the time limit.
+    """Reap killed children that ended after the time limit for reaping.
 
     Raises:
-        ForkBusyError: too many children remain.
+        ForkBusyError: If too many children remain.
     """
     for pid in sorted(_state.dying):
         _reap(pid, os.WNOHANG)
@@ -356,7 +360,7 @@ def _is_over(child: _Child, deadline: float) -> bool:
 
 
 def _reap(pid: int, flags: int = 0) -> int:
-    """Reap a child that has ended; return its exit status, which is negative for a signal."""
+    """Reap a child that has ended, and return its exit status. The status is negative if a signal killed the child."""
     try:
         reaped, status = os.waitpid(pid, flags)
         result = os.waitstatus_to_exitcode(status)
@@ -377,7 +381,7 @@ def _kill(child: _Child) -> None:
 
 
 def _end(child: _Child) -> None:
-    """Kill and reap the child if it still exists. In another process than the parent, do nothing."""
+    """Kill and reap the child if it still exists. In any process other than the parent, do nothing."""
     if child.parent != os.getpid():
         return
     with _state.lock:
@@ -390,5 +394,7 @@ def _end(child: _Child) -> None:
         if child.pid in _state.running_pids:
             _state.running_pids.discard(child.pid)
             _state.dying.add(child.pid)
-        os.close(child.handle)  # Under the lock: the descriptor number may be reused, so `cancel` must not use it.
+        os.close(
+            child.handle
+        )  # The lock is held, because the descriptor number may be reused, and `cancel` must not use it then.
         os.close(child.content)

@@ -1,51 +1,51 @@
-"""`History`: a list of frozen records whose capture cost depends on the changes, not on the length of the list.
+"""`History`: a list of frozen records whose capture cost depends on the changes rather than the length of the list.
 
-The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all of them pauses the agent
+The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all messages pauses the agent
 for 5 to 10 ms, and stores 11 MB again.
 
 The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes only the log, as a new
-*segment*. Applying all segments in order gives the list (`history_operations.py`). Small segments are merged. So editing or dropping old
-records does not rewrite the rest of the list.
+*segment*. Applying all segments in order reproduces the list (`history_operations.py`). Small segments are merged. So editing or dropping
+old records does not rewrite the rest of the list.
 
-Overwritten or deleted records stay in old segments as dead bytes. When more than half of all bytes are dead, the next capture rewrites the
-list. A rewrite costs at most twice the dead bytes, so each edit costs only a constant factor more. Such a capture pauses the agent for as
-long as encoding the whole list takes.
+Overwritten or deleted records remain in old segments as dead bytes. When more than half of all bytes are dead, the next capture rewrites
+the list. A rewrite costs at most twice the dead bytes, so rewrites increase the cost of each edit only by a constant factor. A capture that
+rewrites the list pauses the agent for as long as encoding the whole list takes.
 
-The list is also rewritten if there is no log: in the first capture, after `clear` or `reverse`, or after many edits whose encoding would
-cost more than the list. The same holds if the base lacks a segment whose bytes are gone, because the base is not the one of the last
-capture.
+The list is also rewritten if there is no log, which is the case in the first capture, after `clear` or `reverse`, and after so many edits
+that encoding them would cost more than the list. The list is also rewritten if the base lacks a segment whose bytes have been dropped,
+because the base is not the base of the last capture.
 
-Invariants. (1) All segments, followed by the log, give the list. (2) A segment without bytes was in an earlier base. (3) A failed
+Invariants. (1) Applying all segments and then the log reproduces the list. (2) A segment without bytes was in an earlier base. (3) A failed
 capture changes nothing. Any number of epochs may abort: a segment keeps its bytes until it is in a base, and the log is
-only cleared when it has become a segment.
+cleared only when it has become a segment.
 
-A record is encoded once, so it must not change. All methods belong to the agent's event loop.
+A record is encoded once, so it must not change. All methods must be called on the agent's event loop.
 
-**Segments** are immutable contents, each one chunk of the store. The problem: a capture that writes only the appended records adds one
-small segment. After ten thousand captures a checkpoint would name ten thousand segments. Merging all segments each time would write all
+**Segments** are immutable contents, and each is one chunk of the store. The problem: a capture that writes only the appended records adds
+one small segment. After ten thousand captures a checkpoint would name ten thousand segments. Merging all segments each time would write all
 bytes each time.
 
-So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size
-of a segment. A segment of M/2 or more is *full* and never merged again. The others are *open* and fall into
-tiers, each eight times the one below. Only the segments after the last full one are merged:
+So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size of a segment. A
+segment of M/2 or more is *full* and is never merged again. All other segments are *open* and are divided into tiers, each for segments
+eight times as large as the tier below. Only the segments after the last full segment are merged:
 
-    eight segments of a tier, or of lower ones, in a row at the end      become one
-    the open ones together exceed M                                      the first of them become a full one
-    a full one arrives                                                   the open ones before it become one
+    if the last eight or more segments are of one tier or lower tiers     merge them into one
+    if the open segments together exceed M                                merge the first of them into a full one
+    if a full segment is added                                            merge the open segments before it into one
 
-Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, three for small ones.
-Invariants: (1) the joined contents always give the same list. (2) Open segments together have at most M bytes, and there
-are at most `OPEN_SEGMENTS_MAX`. (3) Of two neighbours among the others, at least one is full. So there are at most
-4 total / M + 1 of them, and for segments appended in order about total / M.
+Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, and three for small
+captures. Invariants: (1) the concatenated contents always encode the same list. (2) Open segments together have at most M bytes, and there
+are at most `OPEN_SEGMENTS_MAX` of them. (3) Of two neighbours among all other segments, at least one is full. So there are at most 4 total
+/ M + 1 such segments, and about total / M for segments appended in order.
 
-Bytes are kept in memory only where they may be needed: those of open segments, for merging, and those of full ones until a base contains
-the segment. A token identifies the segment in the table of the base; a merged segment gets a new token.
+Bytes are kept in memory only where they may be needed: bytes of open segments for merging, and bytes of a full segment until a base
+contains the segment. A token identifies the segment in the base's table, and a merged segment gets a new token.
 
 **Frozen records.** A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
 contents. So mutable records are refused when they are appended.
 
-Inspecting each record would cost more than appending it. So the declared types of the fields of a frozen struct or dataclass
-are inspected once. If they exclude mutable values, further records of that type are accepted unchecked.
+Inspecting each record would cost more than appending it. So the declared field types of a frozen struct or dataclass are inspected
+once. If they exclude mutable values, further records of that type are accepted unchecked.
 """
 
 import dataclasses
@@ -79,17 +79,18 @@ from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 SEGMENT_BYTES_MAX = 256 * 1024
-"""M, the target size in bytes, for histories below 256 MiB. An 11 MB history has about 50 segments, and merging one takes 0.1 ms."""
+"""M, the target size of a segment in bytes, for histories below 256 MiB. An 11 MB history has about 50 segments, and merging one takes
+0.1 ms."""
 
 SEGMENTS_MAX = 1024
-"""Number of segments beyond which M grows with the history. Each capture walks the list of segments, at about 0.1 µs each."""
+"""Number of segments beyond which M grows with the history. Each capture walks the list of segments, at about 0.1 µs per segment."""
 
 MERGED_SEGMENTS = 8
-"""Number of segments of a tier that are merged. Fewer would write bytes more often; more would leave more segments in checkpoints (37
-bytes each)."""
+"""Number of segments of a tier that are merged. A smaller number would write bytes more often. A larger number would leave more segments in
+checkpoints (37 bytes per segment)."""
 
 _TIERS = 3
-"""Number of open tiers: below M/128, below M/16, below M/2."""
+"""Number of open tiers, with segments below M/128, below M/16 and below M/2."""
 
 OPEN_SEGMENTS_MAX = MERGED_SEGMENTS * _TIERS
 
@@ -98,9 +99,9 @@ class Segment(msgspec.Struct):
     """A segment of a history.
 
     Attributes:
-        token: identifies the segment's content.
+        token: number that identifies the segment's content.
         size_bytes: length of the content in bytes.
-        data: content; None if a base contains the segment and it will not be merged again.
+        data: content, or None if a base contains the segment and it will not be merged again.
     """
 
     token: int
@@ -114,12 +115,12 @@ def segment_bytes(live_bytes: int) -> int:
 
 
 def is_full(size_bytes: int, target_bytes: int) -> bool:
-    """Return whether a segment of this size is never merged again."""
+    """Return whether a segment of this size is full, so that it is never merged again."""
     return 2 * size_bytes >= target_bytes
 
 
 def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
-    """Append a content as a segment, and merge segments. `target_bytes` is M."""
+    """Append `content` as a segment, and merge segments. `target_bytes` is M."""
     first = first_open_index(segments, target_bytes)
     if is_full(len(content), target_bytes):
         _merge(segments, first, len(segments))
@@ -131,9 +132,9 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
 
 
 def first_open_index(segments: list[Segment], target_bytes: int) -> int:
-    """Return the index of the first open segment; the length of the list if there is none.
+    """Return the index of the first open segment, or the length of the list if there is none.
 
-    A segment without bytes is never open: the segment was full when its bytes were dropped, even if M has grown since.
+    A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
     """
     index = len(segments)
     while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
@@ -142,7 +143,7 @@ def first_open_index(segments: list[Segment], target_bytes: int) -> int:
 
 
 def fill_open_segments(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
-    """Fill in the bytes of the open segments, which are last, so that they can be merged. `contents` joins the contents of all segments."""
+    """Set the bytes of the open segments, which come last, so that they can be merged. `contents` is the concatenation of all segments."""
     end = len(contents)
     for segment in reversed(segments):
         start = end - segment.size_bytes
@@ -152,13 +153,16 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Merge the first open segments into full ones while the open ones together exceed M. Return the new index of the first open one."""
+    """Merge the first open segments into full ones while all open segments together exceed M. Return the new index of the first open
+    segment."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
         while size + segments[end].size_bytes <= target_bytes:
             size += segments[end].size_bytes
             end += 1
-        _merge(segments, first, end)  # now over M/2, as the next one has less than M/2 and did not fit
+        _merge(
+            segments, first, end
+        )  # The result is over M/2, because the next segment has less than M/2 and did not fit.
         first += 1
     return first
 
@@ -177,7 +181,8 @@ def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None
 
 
 def _tier(size_bytes: int, target_bytes: int) -> int:
-    """Return the tier of a segment: 0 for the smallest. Each tier holds segments eight times as large as the tier below."""
+    """Return the tier of a segment, which is 0 for the smallest. The segments of each tier are eight times as large as the segments of the
+    tier below."""
     return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
 
 
@@ -189,7 +194,7 @@ def _merge(segments: list[Segment], start: int, end: int) -> None:
 
 
 TRUSTED_TYPES_MAX = 256
-"""Number of types that a history remembers. A program has few; records of types beyond the limit are checked each time."""
+"""Number of types that a history remembers as immutable. If a program has more, they are checked again."""
 
 _ATOMS = (
     *(str, bytes, int, float, bool, types.NoneType, decimal.Decimal, uuid.UUID),
@@ -199,10 +204,10 @@ _ATOM_TYPES = frozenset(_ATOMS)
 
 
 def check_record(record: Any, trusted: set[type]) -> None:
-    """Refuse a mutable record. If no record of this type can change, add the type to `trusted`.
+    """Refuse a mutable record. If no record of this type can be mutable, add the type to `trusted`.
 
     Raises:
-        EncodingError: the record is mutable; the message names the type and its place in the record.
+        EncodingError: If the record is mutable. The message names the mutable part's type and its position in the record.
     """
     kind: Any = type(record)
     try:
@@ -221,7 +226,7 @@ def check_record(record: Any, trusted: set[type]) -> None:
 
 
 def _mutable_part(value: object, where: str) -> str:
-    """Return a description of the mutable part of `value`; empty if there is none."""
+    """Return a description of the mutable part of `value`, or "" if there is none."""
     kind = type(value)
     if _is_atom(kind):
         return ""
@@ -255,16 +260,16 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(names)
 
 
-@functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
+@functools.lru_cache(maxsize=1024)  # A program has far fewer types of records and fields.
 def is_immutable_type(kind: type[Any]) -> bool:
-    """Return whether no value of exactly this type can change. The declared types of its fields decide."""
+    """Return whether every value of exactly this type is immutable, judged by the declared types of its fields."""
     if _is_atom(kind):
         return True
     if not is_frozen(kind):
         return False
     try:
         return _has_immutable_fields(kind, (kind,))
-    except Exception:  # for unresolvable names, each record is inspected
+    except Exception:  # If a name cannot be resolved, each record is inspected.
         return False
 
 
@@ -274,7 +279,7 @@ def _has_immutable_fields(kind: type, outer: tuple[type, ...]) -> bool:
 
 
 def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
-    """Return whether no value of this type can change. `outer` lists the containing types, which recursion need not visit again."""
+    """Return whether every value of this type is immutable. `outer` lists the containing types, which need not be visited again."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True
@@ -292,11 +297,11 @@ def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
 T = TypeVar("T")
 
 LOG_RECORDS_MIN = 1024
-"""Smallest limit on the number of records in the log; the length of the list is the limit if larger. Beyond it a rewrite costs less, and
-the log of an agent that is never captured again would grow without limit."""
+"""Smallest limit on the number of records in the log. If the list is longer, its length is the limit. Beyond the limit, rewriting the list
+costs less than encoding the log. Without a limit, the log of an agent that is never captured again would grow forever."""
 
 MEASURED_RECORDS_MAX = 64
-"""Number of records that are encoded to measure the dead bytes of a deletion. For more records the result is an estimate."""
+"""Number of records that are encoded to measure how many bytes a deletion makes dead. For more records the result is an estimate."""
 
 
 class HistoryMark(msgspec.Struct, frozen=True):
@@ -311,13 +316,13 @@ class HistoryMark(msgspec.Struct, frozen=True):
 
 @typing.final
 class History(MutableSequence[T], Generic[T]):
-    """A list of records that cannot change: frozen structs or dataclasses, strings, bytes, numbers, or tuples of these.
+    """A list of immutable records: frozen structs or dataclasses, strings, bytes, numbers, or tuples of these.
 
-    Declare the field as `History[Message]`: without the type of its records a restored history holds plain values. As
+    Declare the field as `History[Message]`. If the type of its records is not declared, a restored history contains plain values. As
     everywhere in a state, a tuple is refused where the declared type is `Any`, since it would be restored as a list.
 
     Raises:
-        EncodingError: a record is mutable; the message names its type.
+        EncodingError: If a record is mutable. The message names its type.
     """
 
     __slots__ = (
@@ -342,7 +347,7 @@ class History(MutableSequence[T], Generic[T]):
         self._references: dict[int, ChunkReference] = {}
         self._checked_by: object = None
 
-    # Reading: as a list.
+    # Reading, which works as with a list.
 
     def __len__(self) -> int:
         return len(self._records)
@@ -374,14 +379,14 @@ class History(MutableSequence[T], Generic[T]):
         return f"History({self._records!r})"
 
     def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
-        """Copy or pickle the list without segments, because a token must not identify two contents."""
+        """Copy or pickle the list without its segments, because a token must never identify two contents."""
         return History, (self._records,)
 
     def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
         """Return the index of the first record that equals `record`.
 
         Raises:
-            ValueError: there is none between `start` and `stop`.
+            ValueError: If there is no such record between `start` and `stop`.
         """
         return self._records.index(record, start, len(self._records) if stop is None else stop)
 
@@ -390,20 +395,20 @@ class History(MutableSequence[T], Generic[T]):
         return self._records.count(record)
 
     def records_for_inline(self) -> list[T]:
-        """Return the records for an encoder, which must not change the list."""
+        """Return the list of records itself. The caller must not change the list."""
         return self._records
 
     def records_to_check(self, checked_by: object) -> list[list[T]]:
-        """Return the records that no capture has encoded yet. If `checked_by` has not checked the earlier ones, return all records."""
+        """Return the records that no capture has encoded yet. If `checked_by` has not checked the earlier records, return all records."""
         if self._log is None or self._checked_by is not checked_by:
             return [self._records]
         return [operation.records for operation in self._log]
 
     def note_checked(self, checked_by: object) -> None:
-        """Record that the records match their declared type and need no further check by `checked_by`."""
+        """Record that `checked_by` has checked all records against their declared type, so that it need not check them again."""
         self._checked_by = checked_by
 
-    # Changing: each method checks the records, changes the list, and logs the operation.
+    # Changing. Each method checks the records, changes the list, and logs the operation.
 
     def append(self, record: T) -> None:
         """Add a record at the end."""
@@ -414,7 +419,7 @@ class History(MutableSequence[T], Generic[T]):
             self._note_appended([record])
 
     def extend(self, records: Iterable[T]) -> None:
-        """Add records at the end. If one record is refused, none is added."""
+        """Add records at the end. If a record is refused, no record is added."""
         added = self._checked(records)
         self._records += added
         if self._log is not None and added:
@@ -503,7 +508,9 @@ class History(MutableSequence[T], Generic[T]):
             return
         last = self._log[-1] if self._log else None
         if last is not None and last.code == APPEND and start >= last.index and start < last.index + len(last.records):
-            last.records[start - last.index : stop - last.index] = records  # not encoded yet, so no bytes die
+            last.records[start - last.index : stop - last.index] = (
+                records  # These were not encoded yet, so no bytes become dead.
+            )
             return
         self._logged += len(records) + 1
         if self._logged > max(LOG_RECORDS_MIN, len(self._records)):
@@ -513,7 +520,7 @@ class History(MutableSequence[T], Generic[T]):
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
-        """Log a change as replacements of as many records as possible. The remaining records are logged as deleted or inserted."""
+        """Log a change: as many records as possible as replaced, and the remaining records as deleted or inserted."""
         assert self._log is not None
         replaced = min(deleted, len(records))
         if replaced:
@@ -521,7 +528,7 @@ class History(MutableSequence[T], Generic[T]):
         if deleted > replaced:
             last = self._log[-1] if self._log else None
             if last is not None and last.code == DELETE and start <= last.index <= start + deleted:
-                last.index, last.count = start, last.count + deleted  # such as repeated `pop(0)` or `pop()`
+                last.index, last.count = start, last.count + deleted  # For example repeated `pop(0)` or `pop()`.
             else:
                 self._log.append(HistoryOperation(DELETE, start + replaced, deleted - replaced))
         elif len(records) > replaced:
@@ -530,13 +537,13 @@ class History(MutableSequence[T], Generic[T]):
     # Capture and restore.
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the history as a part: segments that the base holds without their bytes, all others with their bytes.
+        """Return the history as a part. Segments that the base contains have no bytes in it, all other segments do.
 
-        The returned bytes never change. Call this between two turns, any number of times, whether or not an epoch completes. A segment is
-        returned with its bytes until a base contains it.
+        The returned bytes never change. Call this method between two turns, any number of times, whether or not an epoch completes. A
+        segment is returned with its bytes until a base contains it.
 
         Raises:
-            EncodingError: a record cannot be encoded; the history is unchanged.
+            EncodingError: If a record cannot be encoded. The history is unchanged.
         """
         known = {} if base is None else base.by_token
         lost = any(segment.data is None and segment.token not in known for segment in self._segments)
@@ -548,8 +555,8 @@ class History(MutableSequence[T], Generic[T]):
         return self._part(known, target)
 
     def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
-        """Encode the log as segments. Return False if a record cannot be encoded. A later edit may have replaced it, so then encode the
-        list."""
+        """Encode the log as segments. Return False if a record cannot be encoded. The caller then encodes the whole list, because a later
+        edit may have replaced that record."""
         try:
             contents = encode_operations(log, target)
         except EncodingError:
@@ -579,13 +586,13 @@ class History(MutableSequence[T], Generic[T]):
         """Return the history whose segments were read into `buffer`, concatenated and checked.
 
         Args:
-            record_type: declared type of the records; with Any the records become plain values.
-            part: the part from the checkpoint.
-            buffer: bytes of the segments; not needed after the call.
+            record_type: declared type of the records. If the type is Any, the records become plain values.
+            part: the history's part in the checkpoint.
+            buffer: bytes of the segments, which are not needed after the call.
 
         Raises:
-            DamagedDataError: the segments are not operations on a list, or do not give the number of records in the head.
-            EncodingError: a record is not of the declared type.
+            DamagedDataError: If the segments are not operations on a list, or do not produce the number of records in the head.
+            EncodingError: If a record is not of the declared type.
         """
         view = memoryview(buffer).cast("B")
         if part.contradiction() or len(view) != part.size_bytes:
@@ -609,19 +616,19 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def of_decoded(cls, records: list[T]) -> "History[T]":
-        """Return a history that uses a decoder's list of records itself, without checks."""
+        """Return a history that uses a decoder's list of records directly, without checks."""
         history: History[T] = cls()
         history._records = records
         return history
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return token → chunk as restored, for the first base, so that no chunk is stored again."""
+        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
         return dict(self._references)
 
     # Undo.
 
     def mark(self) -> HistoryMark:
-        """Return a mark for `rollback`. The list of records is copied (20 µs for 10 000 records), the records are not."""
+        """Return a mark for `rollback`. The list of records is copied (20 µs for 10 000 records), but the records are not."""
         log = (
             None
             if self._log is None
@@ -630,14 +637,14 @@ class History(MutableSequence[T], Generic[T]):
         return HistoryMark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
 
     def rollback(self, mark: HistoryMark) -> None:
-        """Restore the history to its contents at `mark`. Call this once for each mark. Segments of later captures are dropped."""
+        """Restore the history to its contents at `mark`. Use each mark only once. Segments of later captures are dropped."""
         self._records, self._log, self._logged = mark.records, mark.log, mark.logged
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
 
 
 def _estimate_bytes(records: list[Any]) -> int:
-    """Return the approximate encoded size of these records, which is exact for few. Records that cannot be encoded were never stored and
-    count 0."""
+    """Return the approximate encoded size of these records, which is exact for few records. Records that cannot be encoded were never
+    stored, so then the result is 0."""
     step = max(1, len(records) // MEASURED_RECORDS_MAX)
     sample = records[::step][:MEASURED_RECORDS_MAX]
     try:

@@ -1,16 +1,16 @@
-"""Binary encoding of list operations, which form the contents of a history's segments.
+"""Binary encoding of list operations, which are the contents of a history's segments.
 
     operation   code (u8) | length of the body (u32) | body
     1 append    records
-    2 replace   index of the first (u64) | records: one for each replaced record
-    3 delete    index of the first (u64) | count (u64)
-    4 insert    index to insert before (u64) | records
+    2 replace   index of the first record (u64) | records, one for each replaced record
+    3 delete    index of the first record (u64) | count (u64)
+    4 insert    index before which to insert (u64) | records
 
-Integers are little-endian; *records* is one MessagePack array. Applying all operations in order to an empty list gives
-the history. So contents may be concatenated, which merges segments.
+Integers are little-endian, and *records* is one MessagePack array. Applying all operations in order to an empty list produces
+the history. So segments are merged by concatenating their contents.
 
-Several records share one array, which is faster than one operation for each: the time for encoding 10 000 messages of 1.1 KB depends only
-on their bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
+Several records share one array, which is faster than one operation for each record: the time for encoding 10 000 messages of 1.1 KB depends
+only on their bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
 """
 
 import functools
@@ -35,16 +35,16 @@ _INDEX = struct.Struct("<Q")
 _SPAN = struct.Struct("<QQ")
 
 EDIT_BYTES = _HEAD.size + _SPAN.size
-"""Size of an encoded deletion in bytes. Other operations take no more in addition to their records."""
+"""Size of an encoded deletion in bytes. No other operation takes more, not counting its records."""
 
 BODY_BYTES_MAX = 2**32 - 1 - _INDEX.size
-"""Largest length of a body that fits the head. A record of 4 GiB does not belong in a history: use an array or a Blob."""
+"""Largest length of a body that fits into the head. A record of 4 GiB does not belong in a history: use an array or a Blob."""
 
 _BATCH_RECORDS = 64
-"""Number of records in the first batch, which measures their size. Later batches are as large as a segment should be."""
+"""Number of records in the first batch, which measures the size of records. Later batches are about as large as a segment should be."""
 
 _DECODERS_MAX = 64
-"""Number of record types whose decoder is cached: a program has few."""
+"""Number of record types whose decoders are cached. A program has few record types."""
 
 
 class HistoryOperation(msgspec.Struct):
@@ -53,8 +53,8 @@ class HistoryOperation(msgspec.Struct):
     Attributes:
         code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
         index: the first affected index.
-        count: number of records to delete; 0 for other operations.
-        records: records to append, insert, or put in place of others.
+        count: number of records to delete, or 0 for other operations.
+        records: records to append or insert, or records that replace others.
     """
 
     code: int
@@ -64,7 +64,7 @@ class HistoryOperation(msgspec.Struct):
 
 
 def _encode_scalar(value: object) -> object:
-    """Convert NumPy numbers to plain ones, as everywhere in a state."""
+    """Convert NumPy numbers to plain numbers, as is done everywhere in a state."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
         item = value.item()
@@ -81,17 +81,17 @@ def _decode_scalar(declared: type, value: object) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_scalar, order="deterministic")
-"""Encoder of records. Elements of a frozenset are sorted, so the same records give the same bytes in every process."""
+"""Encoder of records. The encoder sorts the elements of frozensets, so equal records encode to equal bytes in every process."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
-"""Errors of msgspec for values that it cannot encode."""
+"""Errors that msgspec raises for values that it cannot encode."""
 
 
 def encode_records(records: list[Any]) -> bytes:
     """Return the records as one MessagePack array.
 
     Raises:
-        EncodingError: a record cannot be encoded; the message names the first such record.
+        EncodingError: If a record cannot be encoded. The message names the type of the first such record.
     """
     try:
         body = _encoder.encode(records)
@@ -117,8 +117,8 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
     """Return the operations as contents of segments, in order.
 
     Args:
-        operations: operations to encode; they are not changed.
-        content_bytes: largest length of a content, unless a single record is longer.
+        operations: operations to encode, which are not changed.
+        content_bytes: largest length of a content in bytes, unless a single record is longer.
     """
     contents: list[bytes] = []
     pieces: list[bytes] = []
@@ -134,7 +134,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
 
 
 def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
-    """Split an operation with many records into several equivalent ones."""
+    """Split an operation with many records into several operations that together have the same effect."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)
         return
@@ -145,14 +145,15 @@ def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
 
 
 def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pairs: index of the first record, encoded array. The previous batch predicts the size, so few records are encoded twice."""
+    """Yield the index of each batch's first record, with the encoded array. Each batch predicts the size of the next, so few records are
+    encoded twice."""
     start, count = 0, _BATCH_RECORDS
     while start < len(records):
         batch = records[start : start + count]
         body = encode_records(batch)
         fitting = max(1, len(batch) * body_bytes * 7 // (8 * len(body)))
         if len(body) > body_bytes and len(batch) > 1:
-            count = min(len(batch) // 2, fitting)  # at least halves, so the loop ends
+            count = min(len(batch) // 2, fitting)  # This at least halves the batch, so the loop ends.
             continue
         yield start, body
         start += len(batch)
@@ -164,7 +165,7 @@ class Replay:
 
     Attributes:
         records: the current list.
-        sizes_bytes: for each record its share of its operation's size, rounded up.
+        sizes_bytes: for each record, its share of the size of its operation, rounded up.
     """
 
     def __init__(self, record_type: Any) -> None:
@@ -173,11 +174,11 @@ class Replay:
         self._decode = record_decoder(record_type)
 
     def do(self, content: memoryview) -> None:
-        """Apply all operations of a segment.
+        """Apply all operations of a segment to the list.
 
         Raises:
-            DamagedDataError: the bytes are not operations on this list.
-            EncodingError: a record is not of the declared type.
+            DamagedDataError: If the bytes are not operations on this list.
+            EncodingError: If a record is not of the declared type.
         """
         place = 0
         while place < len(content):
@@ -217,7 +218,7 @@ class Replay:
         return index, index + deleted
 
     def _put(self, start: int, stop: int | None, body: memoryview) -> None:
-        """Replace the records from `start` to `stop` with the records in `body`. None for `stop` means as many as `body` holds."""
+        """Replace the records from `start` to `stop` with the records in `body`. If `stop` is None, replace as many as `body` contains."""
         records = self._decode(body)
         end = start + len(records) if stop is None else stop
         if end > len(self.records):
@@ -231,10 +232,10 @@ Decode = typing.Callable[[Buffer], list[Any]]
 
 
 def record_decoder(record_type: Any) -> Decode:
-    """Return a decoder of MessagePack arrays into records of `record_type`; Any gives plain values, with tuples for arrays.
+    """Return a function that decodes MessagePack arrays into records of `record_type`. Any means plain values, with tuples for arrays.
 
     Raises:
-        EncodingError: msgspec cannot decode this type.
+        EncodingError: If msgspec cannot decode this type.
     """
     try:
         return _record_decoder(record_type)
@@ -259,7 +260,7 @@ def _record_decoder(record_type: Any) -> Decode:
 
 
 def _frozen(value: Any) -> Any:
-    """Convert lists to tuples: msgspec decodes untyped arrays as lists, which records must not contain."""
+    """Convert lists to tuples. msgspec decodes untyped arrays as lists, which records must not contain."""
     if isinstance(value, list):
         return tuple([_frozen(item) for item in value])
     return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value

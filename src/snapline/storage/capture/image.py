@@ -1,40 +1,40 @@
-"""The result of a capture, which the writer stores: a skeleton and parts. Also the arena: memory into which parts are copied.
+"""The result of a capture, which is a skeleton and parts, and the arena, which is memory into which parts are copied.
 
-A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part holds a large or rarely changed value:
-the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's index in the list.
+A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part is a large or rarely changed value:
+the bytes of an array, the records of a history, an opaque blob. The skeleton contains the part's index in the list.
 
-A part is cut into *chunks*, the unit in which the store keeps and deduplicates bytes. Chunks of a base epoch are not
-stored again. A chunk known to be unchanged has a *token*: a number that identifies one content and is never reused. If it is unknown
-whether a chunk has changed (in an array that was copied whole), its token is 0 and the writer compares hashes.
+A part is cut into *chunks*, the unit in which the store keeps and deduplicates bytes. Chunks of a base epoch are not stored again. A chunk
+that is known to be unchanged has a *token*: a number that identifies one content and is never reused. If it is unknown whether a chunk has
+changed (in an array that was copied whole), its token is 0 and the writer compares hashes.
 
-    event loop, between turns   encoder: state, base -> `StateImage`      (the pause: one copy at memory speed at most)
+    event loop, between turns   encoder: state, base -> `StateImage`      (the pause: at most one copy, at memory speed)
     worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
-    when the epoch is complete  its table is the next base
+    when the epoch is complete  the epoch's table is the next base
 
-An image is used once, by one worker, and then released: its buffers return to the arena.
+    One worker uses an image once and then releases it, so that its buffers return to the arena.
 
-**Tokens.** All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
-two contents could have one token, and a checkpoint would silently hold the wrong bytes.
+**Tokens.** All parts of an agent's image share one table that maps tokens to chunks. So every kind of part must draw its tokens here. With
+two counters, two contents could have one token, and a checkpoint would silently contain the wrong bytes.
 
 A token is meaningless outside the process that drew it, and is never stored.
 
-**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: a copy into fresh memory
-runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and prefaulted once, and kept after an image has been
-written. Buffers that the writer still reads cannot be reused, so a second capture takes other buffers: two sets alternate.
+**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: because of page faults, a
+copy into fresh memory runs at a sixth of the speed of memcpy. So buffers are mapped and prefaulted once, and kept after an image has been
+written. Buffers that the writer still reads cannot be reused, so a second capture takes other buffers, and two sets of buffers alternate.
 
-Sizes are rounded up to classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
-an eighth of a buffer is unused. If no buffer fits better, one of up to twice the wanted class is used.
+Sizes are rounded up to size classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
+an eighth of a buffer is unused. If no buffer of this class is idle, a buffer of up to twice the wanted size is used.
 
 Invariants:
 
-1. A buffer belongs to the pool or to one caller. It is returned once; a second `release` does nothing.
+1. A buffer belongs to the pool or to one caller. A buffer is returned once, and a second `release` has no effect.
 2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
 3. All buffers together have at most twice the recent peak of bytes in use: one set is written while the next is filled, and nothing else is
-   kept. The peak decays by a thirty-second of each buffer taken. So a buffer is only freed after some sixteen times its size was copied
-   without it. Faulting the buffer in again costs little compared to those copies.
+   kept. The peak decays by a thirty-second of each buffer taken. So a buffer is freed only after about sixteen times its size was copied
+   without it. Faulting the buffer in again costs little compared with those copies.
 
-The caller's duties: do not write to a buffer after its image has left the event loop; release the buffer when nothing reads it any more.
-`take`, `release` and `reserve` may be called from any thread.
+The caller's duties: do not write to a buffer after its image has left the event loop, and release the buffer when nothing reads it any
+more. `take`, `release` and `reserve` may be called from any thread.
 """
 
 import contextlib
@@ -53,24 +53,24 @@ from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference
 
 PART_ARRAY = 1
-"""Kind of a part that is an array. Head: MessagePack of `[dtype, shape]`. Chunks have one fixed size."""
+"""Kind of a part that is an array. Head: MessagePack of `[dtype, shape]`. All chunks except the last have the same size."""
 PART_HISTORY = 2
-"""Kind of a part that is a history. Head: MessagePack of `[count]`, the number of live records. Chunks are segments: see `history.py`."""
+"""Kind of a part that is a history. Head: MessagePack of `[count]`, the number of live records. Each chunk is a segment (`history.py`)."""
 PART_BLOB = 3
-"""Kind of a part that is a blob. Head: empty. The bytes are opaque; the content decides where chunks end."""
+"""Kind of a part that is a blob. Head: empty. The bytes are opaque, and the content determines where chunks end."""
 PART_TENSOR = 4
-"""Kind of a part that is a tensor, otherwise like an array. Head: MessagePack of `[torch dtype, shape]`."""
+"""Kind of a part that is a tensor, stored like an array. Head: MessagePack of `[torch dtype, shape]`."""
 PART_JOURNAL = 5
-"""Kind of the part that is a turn's journal, not state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs:
-`chunking.py`."""
+"""Kind of the part that is a turn's journal, which is not state. Head: MessagePack of `[count]`, the number of entries. Each chunk is a run
+(`chunking.py`)."""
 
 
 class SourceChunk(msgspec.Struct, gc=False):
     """A captured chunk of a part.
 
     Attributes:
-        token: identifies the content; 0 if it may have changed.
-        data: bytes of the chunk; None if unchanged since the base, whose table contains `token`.
+        token: number that identifies the content, or 0 if the content may have changed.
+        data: bytes of the chunk, or None if the chunk is unchanged since the base, whose table contains `token`.
         size_bytes: length of the content.
     """
 
@@ -80,7 +80,7 @@ class SourceChunk(msgspec.Struct, gc=False):
 
 
 class CapturedPart(msgspec.Struct):
-    """One part of an image. `chunk_bytes` is the fixed size of all chunks but the last; 0 if sizes vary."""
+    """One part of an image. `chunk_bytes` is the size of all chunks except the last, or 0 if sizes vary."""
 
     kind: int
     head: bytes
@@ -90,11 +90,11 @@ class CapturedPart(msgspec.Struct):
 
 
 class Authors(msgspec.Struct):
-    """Handlers that may have changed a state since the state's previous image.
+    """Handlers that may have changed a state since its previous image was captured.
 
     Attributes:
         handlers: names of the handlers, in the order of their first turn.
-        is_refused: the image was unusable, so the next one inherits these authors.
+        is_refused: the image was unusable, so the next image inherits these authors.
     """
 
     handlers: dict[str, None] = {}
@@ -105,11 +105,11 @@ class StateImage(msgspec.Struct):
     """Image of one agent's state between two turns.
 
     Attributes:
-        skeleton: MessagePack; extension `PART_EXTENSION` refers to a part.
+        skeleton: MessagePack record, in which extension `PART_EXTENSION` refers to a part.
         parts: parts in the order of the skeleton.
-        on_release: callbacks that return the buffers; called once, when the parts have been written or dropped.
-        pending: returns the skeleton that another process is still encoding; see `resolve`.
-        authors: used in the error message if the image is unusable.
+        on_release: callbacks that return the buffers. Each callback is called once, when the parts have been written or dropped.
+        pending: function that returns the skeleton if another process is still encoding it. See `resolve`.
+        authors: handlers to name in the error message if the image is unusable.
     """
 
     skeleton: bytes
@@ -120,34 +120,34 @@ class StateImage(msgspec.Struct):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the state: skeleton and parts."""
+        """Size of the state in bytes, which includes skeleton and parts."""
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
-        """Wait for the skeleton, if another process encodes it. Call this in a worker thread.
+        """Wait for the skeleton if another process is encoding it. Call this method in a worker thread.
 
         Raises:
-            EncodingError: the state cannot be saved.
-            StoreError: the other process failed.
+            EncodingError: If the state cannot be saved.
+            StoreError: If the other process failed.
         """
         if self.pending is not None:
             self.skeleton, self.pending = self.pending(), None
 
     def release(self) -> None:
-        """Release the bytes of the parts, which are no longer needed."""
+        """Release the buffers that hold the bytes of the parts, which are no longer needed."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
 
 class ChunkTable(msgspec.Struct):
-    """Chunks of one agent's checkpoint of one epoch. The agent's next checkpoint may refer to them.
+    """Chunks of one agent's checkpoint in one epoch. The agent's next checkpoint may refer to these chunks.
 
     Attributes:
-        by_token: token → chunk.
-        by_place: (part, chunk) → (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
-            seed; empty after a restore, where only the digest is known.
-        digests: digest → chunk, for all chunks.
+        by_token: map from token to chunk.
+        by_place: map from (part, chunk) indices to (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
+            seed. After a restore the hash is empty, because only the digest is known.
+        digests: map from digest to chunk, for all chunks.
     """
 
     by_token: dict[int, ChunkReference] = {}
@@ -156,27 +156,27 @@ class ChunkTable(msgspec.Struct):
 
 
 BLOCK_TOKENS = 1 << 32
-"""Tokens in a block. A blob that another thread cuts later numbers its chunks `first`, `first + 1`, …. A blob
-of 2**32 chunks of 16 KiB would have 64 TiB."""
+"""Number of tokens in a block. A blob that another thread cuts later numbers its chunks `first`, `first + 1`, …. A blob of 2**32 chunks of
+16 KiB would have 64 TiB."""
 
 _blocks = itertools.count(1)
 
 
 def fresh_token() -> int:
-    """Return the first number of a block of tokens that no other caller has. It is never 0. Any thread may call this."""
+    """Return the first number of a block of tokens that no other caller gets. The number is never 0. Any thread may call this function."""
     return next(_blocks) * BLOCK_TOKENS
 
 
 ARENA_IMAGES_MAX = 3
-"""Largest number of images of one agent that hold buffers: one being written, one waiting for its epoch, one being captured. More would
-mean that the store is slower than the checkpoints, and would fill the memory."""
+"""Largest number of images of one agent that hold buffers: one is being written, one waits for its epoch, and one is being captured. More
+images would mean that the store is slower than the checkpoints, and would fill the memory."""
 
 MEMORY_SHARE_MAX = 0.5
-"""Default share of the machine's memory for the pool: the states need the other half."""
+"""Default limit on the pool, as a share of the machine's memory. The states themselves need the other half."""
 
 CLASSES_PER_DOUBLING = 8
 FIT_FACTOR_MAX = 2
-"""Largest ratio of a buffer's size to the wanted one; larger buffers are left for larger requests."""
+"""Largest ratio of a buffer's size to the wanted size. Larger buffers are left for larger requests."""
 
 PEAK_DECAY_PER_BYTE = 1 / 32
 RETAINED_PEAK_FACTOR = 2
@@ -188,18 +188,19 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
 
 
 class ArenaBusyError(StoreError):
-    """No buffer is available, since earlier images have not been written yet. The capture is deferred, and nothing is lost."""
+    """No buffer is available, because earlier images have not been written yet. The capture is deferred, and nothing is lost."""
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer for `size_bytes`: whole pages, and at most an eighth larger."""
+    """Return the size of the buffer for `size_bytes` bytes, in whole pages. The result is at most an eighth larger than `size_bytes`,
+    except for very small sizes."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
 
 
 class _Block:
-    """Mapped memory. Its first `warm_bytes` have been touched."""
+    """Mapped memory, of which the first `warm_bytes` bytes have been touched."""
 
     __slots__ = ("last_use", "memory", "size_bytes", "warm_bytes")
 
@@ -210,7 +211,7 @@ class _Block:
         self.last_use = 0
 
     def warm(self, size_bytes: int) -> None:
-        """Prefault the first `size_bytes`."""
+        """Prefault the first `size_bytes` bytes."""
         end = min(self.size_bytes, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         if end > self.warm_bytes:
             _prefault(self.memory, self.warm_bytes, end)
@@ -218,7 +219,7 @@ class _Block:
 
 
 class ArenaBuffer:
-    """A buffer of the arena for one caller. `view` is writable, page-aligned, and of the requested length."""
+    """A buffer of the arena for one caller. `view` is writable and page-aligned, and has the requested length."""
 
     __slots__ = ("_block", "_pool", "view")
 
@@ -228,7 +229,7 @@ class ArenaBuffer:
         self.view = memoryview(block.memory)[:size_bytes]
 
     def release(self) -> None:
-        """Return the buffer to the pool. A second call has no effect. Any thread may call this."""
+        """Return the buffer to the pool. A second call has no effect. Any thread may call this method."""
         self._pool._give_back(self)
 
 
@@ -236,30 +237,30 @@ class ArenaPool:
     """The buffers of one host process.
 
     Args:
-        bytes_max: limit for all buffers of the pool; None for half of the machine's memory.
+        bytes_max: limit on the total size of all buffers of the pool, or None to use half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
         self._bytes_max = bytes_max
-        self._idle: dict[int, list[_Block]] = {}  # size → blocks, the warmest last
+        self._idle: dict[int, list[_Block]] = {}  # Map from size to blocks, with the warmest last.
         self.idle_bytes = 0
-        """Total size of the idle buffers that are kept warm, in bytes."""
+        """Total size in bytes of the idle buffers that are kept warm."""
         self._taken_bytes = 0
         self._peak_bytes = 0.0
         self._uses = 0
 
     @property
     def taken_bytes(self) -> int:
-        """Total size of the buffers in use, in bytes."""
+        """Total size in bytes of the buffers in use."""
         return self._taken_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer of `size_bytes` with undefined content.
+        """Return a buffer of `size_bytes` bytes with undefined content.
 
         Raises:
-            ArenaBusyError: the buffers in use reach the limit.
-            StoreError: the machine is out of memory.
+            ArenaBusyError: If a new buffer would exceed the limit.
+            StoreError: If the machine is out of memory.
         """
         size = class_of(size_bytes)
         with self._lock:
@@ -276,8 +277,10 @@ class ArenaPool:
         return self._ready(block, size, size_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. This is slow: call it from a worker
-        thread. Return False, without any effect, if the machine or the limit has no room."""
+        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Return whether the buffer was added.
+
+        The call is slow, so make it from a worker thread. The call has no effect if the machine or the limit leaves no room.
+        """
         size = class_of(size_bytes)
         with self._lock:
             if self._taken_bytes + self.idle_bytes + size > self._limit_bytes():
@@ -308,7 +311,7 @@ class ArenaPool:
         return self._bytes_max
 
     def _find(self, size: int) -> _Block | None:
-        """Remove and return the smallest idle block that fits. By invariant 2 there is room for it."""
+        """Remove and return the smallest idle block that fits, or None if none fits. By invariant 2 there is room for the block."""
         fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
         if not fitting:
             return None
@@ -339,9 +342,9 @@ class ArenaPool:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop a block of the size that has gone longest without a return.
+        """Drop a block of the size to which no block has been returned for the longest time.
 
-        The block's memory is unmapped with its last view: a caller may still hold a view by mistake, and must not crash.
+        The block's memory is unmapped only when its last view is gone. A caller that still holds a view by mistake must not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
         self.idle_bytes -= stalest
@@ -351,10 +354,10 @@ class ArenaPool:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory, in huge pages if they pay off. The memory is unmapped with its last view.
+    """Return zero-filled private memory, in huge pages if it is large enough. The memory is unmapped when its last view is gone.
 
     Raises:
-        StoreError: the machine is out of memory.
+        StoreError: If the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -363,20 +366,20 @@ def map_memory(size_bytes: int) -> mmap.mmap:
             f"there is no memory for {size_bytes:,} bytes of a state: checkpoint fewer agents at once, or use a larger machine"
         ) from error
     if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # without huge pages there are only more page faults
+        with contextlib.suppress(OSError):  # Without huge pages there are only more page faults.
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
-    """Touch the pages of `[start, end)` for writing without changing their content."""
+    """Touch the pages of `[start, end)` for writing, without changing their contents."""
     if not _populate(memory, start, end):
         for place in range(start, end, mmap.PAGESIZE):
             memory[place] = memory[place]
 
 
 def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
-    """Populate all pages in one call. ctypes releases the interpreter lock; `mmap.madvise` would block the event loop."""
+    """Populate all pages in one call, and return whether this succeeded. Unlike `mmap.madvise`, ctypes releases the interpreter lock."""
     import ctypes
 
     madvise = _madvise()
@@ -388,7 +391,7 @@ def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
 
 @functools.cache
 def _madvise() -> Any:
-    """Return the C library's `madvise`; None if it is missing."""
+    """Return the C library's function `madvise`, or None if it is missing."""
     import ctypes
 
     return getattr(ctypes.CDLL(None), "madvise", None)

@@ -1,10 +1,10 @@
-"""Access to NumPy and torch without importing them. A process with arrays or tensors has already imported their library, and importing
-costs time.
+"""Access to NumPy and torch without importing them. A process that has arrays or tensors has already imported their library, and other
+processes need not spend the time.
 
 A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy (bfloat16, the
 8-bit floats) need no special case. Dtype, shape and values are saved. The device (tensors are restored on the CPU), `requires_grad`, the
-graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized tensors are refused, because they would be restored
-as something else.
+graph and the strides are not saved. Subclasses such as `Parameter`, and sparse or quantized tensors, are refused, because they would be
+restored as something else.
 """
 
 import math
@@ -18,12 +18,12 @@ from snapline.storage.disk.record import Buffer
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether `value` is a torch tensor, or an instance of a subclass."""
+    """Return whether `value` is a torch tensor, including instances of subclasses."""
     return is_tensor_class(type(value))
 
 
 def is_tensor_class(kind: type) -> bool:
-    """Return whether `kind` is torch's tensor class, or a subclass."""
+    """Return whether `kind` is torch's tensor class or a subclass of it."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # None while torch is being imported
     return tensor is not None and issubclass(kind, tensor)
@@ -33,7 +33,7 @@ def check_tensor(tensor: Any) -> None:
     """Refuse a tensor that would be restored as something else.
 
     Raises:
-        NotImplementedError: the tensor is refused; the message names the problem.
+        NotImplementedError: If the tensor is refused. The message names the problem.
     """
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor:
@@ -50,39 +50,42 @@ def size_of(tensor: Any) -> int:
     """Return the size of a tensor in bytes.
 
     Raises:
-        NotImplementedError: the tensor cannot be saved.
+        NotImplementedError: If the tensor cannot be saved.
     """
     check_tensor(tensor)
     return int(tensor.numel()) * int(tensor.element_size())
 
 
 def head_of(tensor: Any) -> bytes:
-    """Return the encoded dtype and shape, which precede the bytes."""
+    """Return the encoded dtype and shape, which are stored before the tensor's bytes."""
     return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
 def bytes_of(tensor: Any) -> Any:
-    """Return the bytes in C order as a flat uint8 ndarray: a view of a contiguous tensor on the CPU, otherwise a copy.
+    """Return the bytes in C order as a flat uint8 ndarray. The array is a view if the tensor is contiguous and on the CPU, otherwise a
+    copy.
 
     Raises:
-        NotImplementedError: the tensor cannot be saved.
+        NotImplementedError: If the tensor cannot be saved.
     """
     check_tensor(tensor)
     torch = sys.modules["torch"]
     try:
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        flat = plain.as_strided((plain.numel(),), (1,))  # with at most one element, strides may be anything
+        flat = plain.as_strided(
+            (plain.numel(),), (1,)
+        )  # If there is at most one element, its strides may have any value.
         return flat.view(torch.uint8).numpy()
-    except RuntimeError as error:  # such as a device that is gone
+    except RuntimeError as error:  # For example, the device may be gone.
         raise NotImplementedError(f"a torch tensor that cannot be read: {error}") from error
 
 
 def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
-    """Return the tensor that uses the writable memory `content`, without a copy.
+    """Return a tensor that uses the writable memory of `content`, without a copy.
 
     Raises:
-        EncodingError: torch is not installed, or has no such dtype.
-        TypeError, ValueError: dtype, shape and content do not fit.
+        EncodingError: If torch is not installed, or has no such dtype.
+        TypeError, ValueError: If dtype, shape and content do not match.
     """
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]  # optional
@@ -100,7 +103,7 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
 
 
 def numpy_if_loaded() -> Any:  # the module
-    """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is
-    missing."""
+    """Return the module NumPy if it is completely loaded, otherwise None. While another thread imports NumPy, the module lacks
+    `ndarray`."""
     module = sys.modules.get("numpy")
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

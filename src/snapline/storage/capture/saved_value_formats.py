@@ -1,24 +1,24 @@
-"""Conversion of saved values to text for people, JSON, NumPy files and plain values, without the classes that wrote the values.
+"""Conversion of saved values to text for people, JSON, NumPy files and plain values. The classes that wrote the values are not needed.
 
 `first_values` reads the first values of an array or tensor without NumPy or torch, and without reading the rest.
 
-**Text.** Encoded states and messages are described without NumPy. A description is made of dicts, lists and scalars:
+**Text.** Encoded states and messages are described without NumPy. A description consists of dicts, lists and scalars:
 
-    array, tensor   {"dtype", "shape", "values"}: the first values, in C order
-    history         {"records", "bytes", "first", "last"}; an inline history is a list
-    blob            its bytes; for a large blob {"bytes"}
+    array, tensor   {"dtype", "shape", "values"}, with the first values in C order
+    history         {"records", "bytes", "first", "last"}, or a list for an inline history
+    blob            the blob's bytes, or {"bytes"} for a large blob
 
-Values in their own part are only read on request; otherwise only their size is shown as `bytes`.
+The bytes of parts are read only on request. Otherwise only their number is shown as `bytes`.
 
-**JSON** is made without NumPy. Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text;
-other keys become their text. NaN and infinities, which JSON lacks, become null. Pickles, random generators and arrays of types that only
-NumPy can decode are shown by kind and size.
+**JSON** is created without NumPy. Records become objects, histories and arrays become lists (nested by dimension), bytes become base64
+text, and keys that are not text become their text form. NaN and infinities, which JSON lacks, become null. Pickles, random generators, and
+arrays of types that only NumPy can decode are shown by kind and size.
 
 **NumPy files.** `write_npy` writes an array of a snapshot in NumPy's format, version 1.0, without NumPy.
 
-**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct, a dataclass) becomes a dict. As in
-MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs text. A history becomes the list of its records, a blob
-its bytes. A pickle stays bytes, since loading it would run code.
+**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct or dataclass) becomes a dict. As in
+MessagePack, tuples and sets become lists, enums become their values, and dates and UUIDs become text. A history becomes the list of its
+records, and a blob becomes its bytes. A pickle remains bytes, since loading it would run code.
 """
 
 import ast
@@ -57,7 +57,7 @@ _LETTERS = {
     "c8": "ff",
     "c16": "dd",
 }
-"""NumPy's kind and size of a type → format characters of `struct`."""
+"""Map from NumPy's kind and size of a type to the format characters of `struct`."""
 
 TORCH_TYPES = {
     "bool": "|b1",
@@ -75,24 +75,24 @@ TORCH_TYPES = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-"""torch's name of a type → NumPy's name. Types that are missing have no counterpart in NumPy: bfloat16, the 8-bit floats."""
+"""Map from torch's name of a type to NumPy's name. The missing types (bfloat16, 8-bit floats) have no counterpart in NumPy."""
 
 CHARACTER_BYTES = 4
-"""Size of a character in NumPy's text (UTF-32), in bytes."""
+"""Size in bytes of one character in NumPy's text type (UTF-32)."""
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Reader for one value of a type."""
+    """Decoder for single values of one type, and the size of such a value."""
 
     size_bytes: int
     decode: Callable[[bytes], object]
 
 
 def first_values(array: SavedArray, count: int) -> list[object] | None:
-    """Return the first `count` values in C order; None if values of this type cannot be decoded.
+    """Return the first `count` values in C order, or None if values of this type cannot be decoded.
 
     Raises:
-        DamagedDataError: the bytes of the chunks differ from those written.
+        DamagedDataError: If the bytes of the chunks differ from the bytes that were written.
     """
     reading = _reading_of(array.dtype)
     if reading is None:
@@ -107,7 +107,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
 
 
 def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
-    """Return the index in Fortran order of the value with index `number` in C order."""
+    """Return the index in Fortran order of the value that has index `number` in C order."""
     index = []
     for length in reversed(shape):
         number, at = divmod(number, length)
@@ -142,22 +142,22 @@ def _numbers(layout: str) -> _Reading:
 
 
 VALUES_SHOWN = 8
-"""Number of values shown for an array, and of records at each end of a history."""
+"""Number of values shown for an array, and number of records shown at each end of a history."""
 
 HISTORY_BYTES_MAX = 4 * 2**20
-"""Largest history that is shown, in bytes. A history must be read as a whole, and its description must fit a response of the coordinator.
-For a larger history only the number of records is shown, unless the history is requested by its path."""
+"""Largest history whose records are shown, in bytes. A history must be read as a whole, and its description must fit into a response of the
+coordinator. For a larger history, only the number of records and the size are shown, unless the history is requested by its path."""
 
 ELLIPSIS = "…"
-"""Text that follows the shown values if there are more."""
+"""Text shown after the values if there are more values."""
 
 
 def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None) -> object:
-    """Decode bytes of unknown type. Structs become dicts, arrays a short description. Without `read`, parts are not read.
+    """Decode bytes of unknown type. Structs become dicts, and arrays become short descriptions. Without `read`, parts are not read.
 
     Raises:
-        One of `saved_values.FAILURES`: the bytes cannot be decoded.
-        DamagedDataError: the bytes of a part differ from those written.
+        One of `saved_values.FAILURES`: If the bytes cannot be decoded.
+        DamagedDataError: If the bytes of a part differ from the bytes that were written.
     """
     if not isinstance(value, bytes):
         return value
@@ -165,10 +165,10 @@ def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StateP
 
 
 def describe(value: object, *, reads_parts: bool) -> object:
-    """Describe a tree of `saved_values`.
+    """Describe a tree of `saved_values` by dicts, lists and scalars.
 
     Raises:
-        DamagedDataError: some bytes differ from those written.
+        DamagedDataError: If some bytes differ from the bytes that were written.
     """
     match value:
         case dict():
@@ -210,7 +210,7 @@ def _describe_history(history: SavedHistory, *, reads_parts: bool) -> object:
 
 
 def _ends(records: list[object]) -> list[object]:
-    """Return the first and last records, without duplicates."""
+    """Return the first and last records, or all records if there are few."""
     return records if len(records) <= 2 * VALUES_SHOWN else records[:VALUES_SHOWN] + records[-VALUES_SHOWN:]
 
 
@@ -221,15 +221,15 @@ def _describe_bytes(value: SavedBytes) -> object:
 
 
 CONTENT_FACTOR = 4
-"""Largest ratio of a state's size to the size of its JSON: a number of eight bytes takes at least two characters."""
+"""Largest ratio of a state's size to the size of its JSON. A number of eight bytes takes at least two characters in JSON."""
 
 
 def json_of(tree: object, bytes_max: int) -> bytes:
     """Return a tree of `saved_values` as JSON.
 
     Raises:
-        UsageError: the JSON exceeds `bytes_max`.
-        DamagedDataError: some bytes differ from those written.
+        UsageError: If the JSON would exceed `bytes_max`.
+        DamagedDataError: If some bytes differ from the bytes that were written.
     """
     text = msgspec.json.encode(_Values(bytes_max).of(tree))
     if len(text) > bytes_max:
@@ -238,7 +238,7 @@ def json_of(tree: object, bytes_max: int) -> bytes:
 
 
 def too_large(size_bytes: int, bytes_max: int) -> UsageError:
-    """Return the error for a state that is too large."""
+    """Return the error for a state whose JSON would be too large."""
     return UsageError(
         f"this takes {size_bytes:,} bytes and more, {bytes_max:,} of JSON are told: ask for a field of it, "
         "or read the store with snapline.open_store"
@@ -246,7 +246,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Converter of values to JSON, which counts the bytes of each value before reading it."""
+    """Converter of values to JSON. The converter counts the bytes of each value before reading it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max
@@ -299,16 +299,16 @@ SUFFIX = ".npy"
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64
-"""Alignment of the values in the file, which allows memory mapping."""
+"""Alignment of the values in the file, in bytes, which allows memory mapping."""
 
 
 def write_npy(array: SavedArray, path: Path) -> int:
-    """Read, check and write an array to a new file; return the file's size.
+    """Read and check an array, and write it to a new file. Return the file's size.
 
     Raises:
-        UsageError: the file exists or does not end in .npy, or NumPy has no such type.
-        DamagedDataError: the array's bytes differ from those written.
-        StoreError: the file cannot be written.
+        UsageError: If the file exists or its name does not end in .npy, or NumPy has no such type.
+        DamagedDataError: If the array's bytes differ from the bytes that were written.
+        StoreError: If the file cannot be written.
     """
     if path.suffix != SUFFIX:
         raise UsageError(f"{path} would hold NumPy's format: choose a name that ends in {SUFFIX}")
@@ -341,7 +341,7 @@ def _head(array: SavedArray) -> bytes:
 
 
 NAMES_SHOWN = 20
-"""Largest number of fields named in an error."""
+"""Largest number of fields that an error names."""
 
 _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[([^\]]+)\]")
 
@@ -350,8 +350,8 @@ def plain_value(value: object) -> object:
     """Return a tree of `saved_values` as plain values. Arrays own their memory.
 
     Raises:
-        DamagedDataError: some bytes differ from those written.
-        UsageError: the tree holds an array or tensor, and NumPy or torch is not installed.
+        DamagedDataError: If some bytes differ from the bytes that were written.
+        UsageError: If the tree contains an array or tensor, but NumPy or torch is not installed.
     """
     match value:
         case dict():
@@ -397,8 +397,8 @@ def find_field(tree: object, path: str) -> object:
     """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only values along the path are read.
 
     Raises:
-        NotFoundError: there is no such value; the message names the existing ones.
-        UsageError: `path` is invalid.
+        NotFoundError: If there is no such value. The message names existing values.
+        UsageError: If `path` is invalid.
     """
     value, done = tree, ""
     for key, text in steps_of(path):
@@ -408,7 +408,7 @@ def find_field(tree: object, path: str) -> object:
 
 
 def steps_of(path: str) -> Iterable[tuple[object, str]]:
-    """Yield the steps of a path, each with its text: a name, a key or an index. Raises UsageError if the path is invalid."""
+    """Yield the steps of a path (names, keys and indexes), each with its text. Raise UsageError if the path is invalid."""
     end = 0
     while end < len(path):
         match = _STEP.match(path, end)

@@ -1,14 +1,14 @@
-"""A saved state as a tree of plain values, without the classes that wrote the state. Values that nobody uses are not read.
+"""A saved state as a tree of plain values, without the classes that wrote the state. Values are read only when they are used.
 
-Dicts, lists and scalars are decoded as they are. Values that MessagePack cannot represent become objects of the classes below. These
-objects know their size and chunks, and read their bytes on request. So two states with gigabytes of arrays are compared by the digests of
-their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
+Dicts, lists and scalars are decoded directly. Values that MessagePack cannot represent become objects of the classes below. These
+objects know their size and chunks, and read their bytes on request. So two states with gigabytes of arrays can be compared by the digests
+of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
 
 `saved_value_formats.py` describes such a tree for people, and converts it to JSON or to the values themselves.
 
-**Records as keys.** A map may have records as keys, as in a state with a `dict[Point, int]`. msgspec decodes such a record as a dict, which
-cannot be a key. So this module turns the key into a tuple of its (name, value) pairs. Only maps and arrays are split up; every other
-value is passed to msgspec. This is slow, and only used after msgspec has failed.
+**Records as keys.** A map may have records as keys, for example in a state with a `dict[Point, int]`. msgspec decodes such a record as a
+dict, which cannot be a key. So this module turns the key into a tuple of its (name, value) pairs. Only maps and arrays are split up, and
+every other value is passed to msgspec. This method is slow, and is used only after msgspec has failed.
 """
 
 import math
@@ -39,23 +39,23 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, S
 Hook = Callable[[int, memoryview], object]
 
 _SIZES = {0xCA: 5, 0xCB: 9, **{first + i: size for first in (0xCC, 0xD0) for i, size in enumerate((2, 3, 5, 9))}}
-"""Head byte → size in bytes of a number with its head."""
+"""Map from the head byte of a number to the size in bytes of the number including its head."""
 
 _SIZES |= {head: 1 for head in (0xC0, 0xC2, 0xC3)} | {0xD4 + i: 2 + 2**i for i in range(5)}
-"""The same for nil, false and true, and for extensions of 1 to 16 bytes."""
+"""Further sizes, for nil, false and true, and for extensions of 1 to 16 bytes."""
 
 _LENGTHS = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
-"""Head byte of bytes or an extension → size of the length field, and of other fields before the contents."""
+"""Map from the head byte of bytes or an extension to the sizes of the length field and of other fields before the contents."""
 
 _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""The same for text."""
+"""Further lengths, for text."""
 
 
 def decode_any_keys(data: Buffer, hook: Hook) -> object:
-    """Decode a MessagePack value whose maps may have any keys.
+    """Decode a MessagePack value whose maps may have any keys. Errors of `hook` are passed on.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: the data is invalid. Errors of `hook` are passed on.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: If the data is invalid.
     """
     reader = _Reader(memoryview(data), hook)
     value = reader.value()
@@ -65,7 +65,7 @@ def decode_any_keys(data: Buffer, hook: Hook) -> object:
 
 
 class _Reader:
-    """Reader that goes through the bytes once; `at` is the current position."""
+    """Reader that goes through the bytes once. `at` is the current position."""
 
     def __init__(self, data: memoryview, hook: Hook) -> None:
         self.data = data
@@ -83,7 +83,7 @@ class _Reader:
         return self._decoder.decode(span)
 
     def _count(self, head: int, long: int) -> int:
-        """Return the count of a map or array; advance past its head."""
+        """Return the number of entries of a map or array, and advance past its head."""
         size = 0 if head < 0xA0 else 2 << (head - long)
         count = int.from_bytes(self._span(self.at + 1, size), "big") if size else head & 0x0F
         self.at += 1 + size
@@ -104,27 +104,27 @@ class _Reader:
 
 
 def as_key(value: object) -> object:
-    """Return a hashable key: a record becomes a tuple of its pairs, a list a tuple."""
+    """Return `value` as a hashable key. A record becomes a tuple of its pairs, and a list becomes a tuple."""
     if isinstance(value, dict):
         return tuple([(name, as_key(item)) for name, item in value.items()])
     return tuple([as_key(item) for item in value]) if isinstance(value, list) else value
 
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
-"""Type of `PartReader.read`: maps an agent and parts to the checked bytes of each part (G11)."""
+"""Type of `PartReader.read`, which returns the checked bytes of each of an agent's parts (G11)."""
 
 FAILURES = (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError)
-"""Errors that decoding may raise for an invalid record, or one that needs its classes."""
+"""Errors that decoding may raise if a record is invalid or needs its classes."""
 
 _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random generator", PICKLE_EXTENSION: "pickle"}
 
 
 class Content:
-    """Bytes that are in the state's record, or in a part of the state.
+    """Bytes that are either in the state's record or in a part of the state.
 
     Attributes:
         size_bytes: number of bytes.
-        part: the part that holds the bytes; None if they are in the record.
+        part: the part that contains the bytes, or None if they are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
@@ -135,7 +135,7 @@ class Content:
 
     @property
     def identity(self) -> bytes:
-        """Return a value that is equal for equal contents with equal chunks. No bytes are read."""
+        """Return a value that is equal for equal contents with equal chunks. No bytes of a part are read."""
         return self.part.digests if self.part is not None else digest_of(self._data or b"")
 
     def whole(self) -> memoryview:
@@ -145,7 +145,7 @@ class Content:
         return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
 
     def span(self, start: int, size_bytes: int) -> memoryview:
-        """Read a range of bytes. From a part, only the needed chunks are read."""
+        """Read a range of bytes. If the content is a part, only the needed chunks are read."""
         end = start + size_bytes
         if self.part is None:
             return memoryview(self._data or b"")[start:end]
@@ -159,17 +159,17 @@ class Content:
         return self.chunks(wanted)[start - first : end - first] if wanted else memoryview(b"")
 
     def chunks(self, chunks: Sequence[ChunkReference]) -> memoryview:
-        """Read some of a part's chunks, concatenated."""
+        """Read some chunks of a part, and return their concatenation."""
         assert self.part is not None
         sizes = [chunk.size_bytes for chunk in chunks]
         digests = b"".join([chunk.digest for chunk in chunks])
         return memoryview(
             self._read(StatePart(PART_BLOB, b"", sum(sizes), 0, sizes, digests))
-        )  # of any kind: only bytes are needed
+        )  # The kind of the part does not matter, because only the bytes are needed.
 
 
 class SavedArray:
-    """A saved array or tensor. `dtype` is NumPy's or torch's name; `order` is the memory order, "C" or "F"."""
+    """A saved array or tensor. `dtype` is NumPy's or torch's name, and `order` is the memory order, "C" or "F"."""
 
     def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
         self.dtype = head.dtype
@@ -184,7 +184,7 @@ class SavedArray:
         return math.prod(self.shape)
 
     def in_memory(self) -> "SavedArray":
-        """Read the whole array, for callers that read many single values."""
+        """Read the whole array into memory, for callers that read many single values."""
         content = Content(self.content.whole(), None, _refuse_to_read)
         return SavedArray(ArrayHead(self.dtype, self.shape, order=self.order), content, is_tensor=self.is_tensor)
 
@@ -194,7 +194,7 @@ class SavedArray:
 
 
 class SavedHistory:
-    """A saved history. `length` is the number of records; None if it is unknown before reading."""
+    """A saved history. `length` is the number of records, or None if it is unknown before reading."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
@@ -203,10 +203,10 @@ class SavedHistory:
         self._records: list[object] | None = None
 
     def records(self) -> list[object]:
-        """Read the records as plain values.
+        """Read the records and return them as plain values.
 
         Raises:
-            DamagedDataError: the history cannot be replayed.
+            DamagedDataError: If the history cannot be replayed.
         """
         if self._records is None:
             part, data = self.content.part, self.content.whole()
@@ -220,7 +220,7 @@ class SavedHistory:
 class SavedBytes:
     """A saved blob, or opaque bytes: a pickle, the state of a random generator, or a value that a later release wrote.
 
-    `code` is the value's extension code, if the value is in the record.
+    `code` is the value's extension code, or 0 if the whole value is a part.
     """
 
     def __init__(self, name: str, content: Content, code: int = 0) -> None:
@@ -236,10 +236,10 @@ SavedValue = SavedArray | SavedHistory | SavedBytes
 
 
 def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
-    """Return the state of a checkpoint; None if the agent is unborn.
+    """Return the state of a checkpoint as a tree, or None if the agent is unborn.
 
     Raises:
-        DamagedDataError: the record cannot be decoded.
+        DamagedDataError: If the record cannot be decoded.
     """
 
     def read(part: StatePart) -> Buffer:
@@ -258,12 +258,12 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
 def read_record(
     record: Buffer, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None
 ) -> object:
-    """Return the tree of a MessagePack record: a state, or the body of a message, which has no parts.
+    """Return a MessagePack record as a tree. The record is a state, or the body of a message, which has no parts.
 
-    `read` reads and checks a part. Without `read`, parts can be described, but not read.
+    `read` reads and checks a part. Without `read`, parts can be described but not read.
 
     Raises:
-        One of FAILURES: the record cannot be decoded.
+        One of FAILURES: If the record cannot be decoded.
     """
     reading = read or _refuse_to_read
 
@@ -318,7 +318,7 @@ def _decoded_list(data: memoryview) -> list[object]:
 
 
 def _replayed(part: StatePart, data: memoryview) -> list[object]:
-    replay = Replay(Any)  # plain values: the type of the records is unknown here
+    replay = Replay(Any)  # The result is plain values, because the type of the records is unknown here.
     start = 0
     for chunk in part.chunks():
         replay.do(data[start : start + chunk.size_bytes])

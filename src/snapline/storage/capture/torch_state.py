@@ -1,47 +1,48 @@
 """`TorchState`: a torch model in training, as a value in an agent's state.
 
-The problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and hyper-parameters of
-the optimizer, schedulers, random numbers). `state_dict()` shows only the current state: an optimizer returns a new dictionary each time.
-Such dictionaries in a state would be outdated after one step, without an error.
+The problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and hyperparameters of
+the optimizer, schedulers, random number generators). `state_dict()` shows only the current state: an optimizer returns a new dictionary
+each time. If such a dictionary were part of a state, it would be outdated after one step, without an error.
 
 The model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their state
-dictionaries at that moment. Tensors in the record become parts of the image like any others. A decoded `TorchState` is not live: it holds
-the saved data until the agent has built model and optimizer again, and calls `load_into`.
+dictionaries at that moment. Tensors in the record become parts of the image like any other tensors. A decoded `TorchState` is not live: it
+holds the saved data until the agent has built model and optimizer again, and has called `load_into`.
 
     live    `of(model, optimizer)`, or after `load_into`    record() reads the live objects
     held    decoded from a checkpoint                       record() returns the saved data, so it may be captured again at once
 
 Invariants:
 
-1. A record shows one moment: that of the capture, between two turns (G1).
-2. Parts keep their places from capture to capture, so untrained layers are not stored again: model first, then
-   optimizer, then the rest. New entries of an optimizer come after the parameters.
+1. A record shows the state at one moment: the capture, between two turns (G1).
+2. Parts keep their positions from capture to capture, so that untrained layers are not stored again: first the model, then the optimizer,
+   then the rest. New entries of an optimizer come after the parameters.
 3. `load_into` checks everything possible before it changes anything. Afterwards model, optimizer and random numbers
    are bit for bit as captured (G3), even where `Optimizer.load_state_dict` would round moments to the type of the weights.
 4. Tied weights are stored once, and must be tied in the model into which they are loaded.
 
-Not saved, since `state_dict()` lacks it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
-devices, generators of other devices than the CPU. The code that builds the model sets these.
+Some facts are not saved, since `state_dict()` lacks them: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
+devices, and generators of devices other than the CPU. The code that builds the model must set them.
 
-**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` back. Problem: such
-dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and one tensor under
-two names as two. So values that it cannot represent get a mark: a dict with the one key `""`.
+**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` converts it back. The
+problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and would
+restore one tensor under two names as two tensors. So values that MessagePack cannot represent get a mark: a dict with the one key `""`.
 
-    {"": ["tuple", [item, …]]}              {"": ["set", [item, …]]}, sorted
-    {"": ["dict", [[key, value], …]]}       where a key is not text, or empty
+    {"": ["tuple", [item, …]]}              a tuple
+    {"": ["set", [item, …]]}                a set, sorted
+    {"": ["dict", [[key, value], …]]}       a dict with a key that is empty or not text
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
     {"": ["same", [key, …]]}                the same tensor as the tensor at this path
 
-Tensors, arrays and generators stay as they are, in the order of the dictionaries. So their order, and their place in the
-list of parts, is the same at each capture as long as the dictionaries keep their order.
+Tensors, arrays and generators are left unchanged, in the order of the dictionaries. So their order, and their positions in the
+list of parts, are the same at each capture as long as the dictionaries keep their order.
 
 Invariants:
 
 1. `unfold(fold(x))` equals x in types and values (an OrderedDict becomes a dict), or `fold` refuses x (G3).
-2. A tensor is stored once and restored as one object, however many names it has in one section. A section is loaded as one piece. A
+2. A tensor is stored once and restored as one object, however many names it has in one section. Each section is loaded separately. A
    tensor in two sections would be restored as two tensors, so it is refused.
-3. `same` contains a path, not a number, so that a migration may remove entries without shifting references to other tensors.
+3. `same` contains a path instead of a number, so that a migration may remove entries without shifting references to other tensors.
 """
 
 import collections
@@ -66,17 +67,17 @@ _Memory = tuple[Any, ...]
 
 
 class TensorPlaces:
-    """Path of each tensor of a record. The tensor's memory identifies it, since `state_dict()` makes new objects each time."""
+    """The path of each tensor of a record. A tensor is identified by its memory, since `state_dict()` makes new objects each time."""
 
     def __init__(self) -> None:
         self.distinct: list[Any] = []
         self._places: dict[_Memory, _Path] = {}
 
     def earlier(self, tensor: Any, path: _Path) -> _Path | None:
-        """Return the known path of the tensor, or remember `path` and return None.
+        """Return the known path of the tensor. If there is none, remember `path` and return None.
 
         Raises:
-            NotImplementedError: the tensor is in another section, or cannot be saved.
+            NotImplementedError: If the tensor is in another section, or cannot be saved.
         """
         numpy_and_torch.check_tensor(tensor)
         memory = memory_of(tensor)
@@ -94,9 +95,9 @@ class TensorPlaces:
 
 
 def memory_of(tensor: Any) -> _Memory:
-    """Return the identity of a tensor's memory, shape and strides; empty if it has no elements.
+    """Return an identity of a tensor's memory, dtype, shape and strides. Return () if the tensor has no elements.
 
-    Views of other shapes are different tensors: their values are saved separately.
+    Views of other shapes are different tensors, so their values are saved separately.
     """
     if not tensor.numel():
         return ()
@@ -113,11 +114,11 @@ def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
     """Return `value` as plain data.
 
     Args:
-        path: the section's name, followed by keys.
+        path: the section's name, followed by the keys that lead to `value`.
         places: tensors of the whole record.
 
     Raises:
-        NotImplementedError: a value cannot be saved; the message names its path.
+        NotImplementedError: If a value cannot be saved. The message names its path.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -147,14 +148,14 @@ def _fold_dict(value: Any, path: _Path, places: TensorPlaces) -> Any:
 
 
 def _step(key: object) -> object:
-    """Return a key as a step of a path: unchanged, if decoding preserves it."""
+    """Return a key as a step of a path. The key is unchanged if decoding preserves it, otherwise the step is its repr."""
     return key if type(key) in (str, int) else repr(key)
 
 
 def _fold_rare(value: Any, path: _Path) -> Any:
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return value  # the encoder handles it
+        return value  # The encoder handles arrays.
     if numpy is not None and isinstance(value, numpy.generic):
         return {MARK: ["number", numpy.array(value)]}
     if type(value) is random.Random or values.is_generator(value):
@@ -166,10 +167,10 @@ def _fold_rare(value: Any, path: _Path) -> Any:
 
 
 class Unfolder:
-    """Restores values from plain data. Sections must come in the order in which they were folded.
+    """Restores values from plain data. Sections must be unfolded in the order in which they were folded.
 
     Raises, in `unfold`:
-        EncodingError: the data is not a result of `fold`, or names a missing tensor.
+        EncodingError: If the data is not a result of `fold`, or names a missing tensor.
     """
 
     def __init__(self) -> None:
@@ -222,11 +223,11 @@ class Unfolder:
 RECORD_VERSION = 1
 
 _NAMES_SHOWN_MAX = 3
-"""Largest number of entries named in an error, since a wrong model differs in hundreds."""
+"""Largest number of entries that an error names, since a wrong model differs in hundreds of entries."""
 
 
 class _Saved(msgspec.Struct):
-    """Contents that were saved. `objects` are the names in `extra` whose values are state dictionaries of live objects."""
+    """The saved contents. `objects` lists the names in `extra` whose values are state dictionaries of live objects."""
 
     model: dict[str, Any]
     metadata: Any
@@ -241,7 +242,7 @@ class _Saved(msgspec.Struct):
 class TorchState:
     """A model in training, for a field declared as `TorchState`.
 
-    Create it with `of`. In a restored agent the object is not live: build the model and call `load_into`.
+    Create it with `of`. In a restored agent the object is not live until you build the model and call `load_into`.
     """
 
     __slots__ = ("__weakref__", "_extra", "_is_drawing", "_keeps_random", "_model", "_optimizer", "_own", "_saved")
@@ -270,13 +271,13 @@ class TorchState:
         Args:
             model: a `torch.nn.Module`.
             optimizer: a `torch.optim.Optimizer` over the model's parameters.
-            rng: whether to include the state of torch's generator on the CPU, which the whole process shares.
-            seed: seed of the agent's own stream of random numbers, for agents that share a process: see `randomness`.
-                Then `rng` has no effect.
-            extra: name → anything that has `state_dict()` and `load_state_dict()`, such as a scheduler; or plain data.
+            rng: whether to include the state of torch's CPU generator, which the whole process shares.
+            seed: seed of a separate stream of random numbers for this agent, for agents that share a process. See `randomness`.
+                If a seed is given, `rng` has no effect.
+            extra: map from name to any object that has `state_dict()` and `load_state_dict()`, such as a scheduler, or to plain data.
 
         Raises:
-            UsageError: `model` is not a model, or `optimizer` is not an optimizer.
+            UsageError: If `model` is not a model, or `optimizer` is not an optimizer.
         """
         _check_torch_type(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
@@ -294,7 +295,7 @@ class TorchState:
 
     @property
     def is_live(self) -> bool:
-        """Return whether there is a model; False after a restore until `load_into`."""
+        """Return whether there is a live model. After a restore this is False until `load_into` is called."""
         return self._model is not None
 
     @property
@@ -302,7 +303,7 @@ class TorchState:
         """The live model.
 
         Raises:
-            UsageError: there is no model yet.
+            UsageError: If there is no model yet.
         """
         if self._model is None:
             raise UsageError(
@@ -312,28 +313,28 @@ class TorchState:
 
     @property
     def optimizer(self) -> Any:
-        """The live optimizer; None if the state was made without one."""
+        """The live optimizer, or None if the state was created without one."""
         return self.model and self._optimizer
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Return the `extra` given to `of`, or its saved data."""
+        """Return the `extra` given to `of`. In a restored object, return its saved data until `load_into` is called."""
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state dictionary, live or saved, to inspect a checkpoint without a model. Do not change it."""
+        """Return the model's state dictionary, live or saved, for inspecting a checkpoint without a model. Do not change the dictionary."""
         return dict(self._saved.model if self._saved is not None else self.model.state_dict())
 
     # ---- random numbers ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Let torch draw from the agent's own stream within this block, independent of other agents of the process.
+        """Let torch draw from the agent's own stream within this block, independently of other agents in the process.
 
-        The block must not await: other agents would draw from the stream meanwhile.
+        The block must not await, because other agents would then draw from the stream.
 
         Raises:
-            UsageError: there is no own stream, or a block is already active.
+            UsageError: If the agent has no own stream, or a block is already active.
         """
         if self._own is None:
             raise UsageError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
@@ -362,17 +363,17 @@ class TorchState:
     # ---- to a checkpoint -----------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the current data to save: plain data and the live tensors.
+        """Return the current data to save, as plain data and the live tensors.
 
         Raises:
-            NotImplementedError: a value cannot be saved; the message names its path.
+            NotImplementedError: If a value cannot be saved. The message names its path.
         """
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """Return all tensors of the record, tied ones once, to detect other values of the state that share memory with them.
+        """Return all tensors of the record, with tied tensors once, to detect other values of the state that share memory with them.
 
-        A value that cannot be saved ends the list: encoding the state will refuse this value.
+        If a value cannot be saved, the list ends there, and encoding the state will refuse that value.
         """
         places = TensorPlaces()
         with contextlib.suppress(NotImplementedError):
@@ -410,10 +411,10 @@ class TorchState:
 
     @classmethod
     def from_record(cls, record: Any) -> "TorchState":
-        """Return the state of a decoded record, with the record's tensors.
+        """Return the state that a decoded record represents. The state uses the record's tensors.
 
         Raises:
-            EncodingError: `record` is not the record of a TorchState.
+            EncodingError: If `record` is not the record of a TorchState.
         """
         made = cls()
         try:
@@ -428,16 +429,16 @@ class TorchState:
         return made
 
     def load_into(self, model: Any, optimizer: Any = None, *, extra: Mapping[str, Any] | None = None) -> None:
-        """Load the saved data into a model and an optimizer that were built as before. Then this object is live.
+        """Load the saved data into a model and an optimizer that were built as before. Afterwards this object is live.
 
         Args:
-            model: a model with the same names, shapes, dtypes and ties of weights, on any device.
-            optimizer: an optimizer with the same groups of parameters; None if none was saved.
-            extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
+            model: a model with the same names, shapes, dtypes and tied weights, on any device.
+            optimizer: an optimizer with the same parameter groups, or None if no optimizer was saved.
+            extra: a new object for each name whose `state_dict()` was saved. Plain data is already in the property `extra`.
 
         Raises:
-            UsageError: the objects do not fit, or this object is already live. The error is raised before any change, unless an object's
-                own `load_state_dict` fails.
+            UsageError: If the objects do not match the saved data, or this object is already live. The error is raised before any change,
+                unless an object's own `load_state_dict` fails.
         """
         saved = self._saved
         if saved is None:
@@ -463,7 +464,7 @@ class TorchState:
 
 
 def _torch() -> Any:
-    """Return torch, which is imported if a model exists."""
+    """Return the module torch, which is already imported if a model exists."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # optional
 
     return torch
@@ -479,7 +480,7 @@ def _has_state(value: object) -> bool:
 
 
 def _plain_metadata(state_dict: Any) -> Any:
-    """Return the versions of the modules, which their classes use to read older state dictionaries."""
+    """Return the modules' versions, which their classes need for reading older state dictionaries, or None if there are none."""
     versions = getattr(state_dict, "_metadata", None)
     return None if versions is None else dict(versions)
 
@@ -497,7 +498,7 @@ def _unfolded(record: dict[str, Any]) -> _Saved:
     )
 
 
-# ---- does it fit ----------------------------------------------------------------------------------------------------
+# ---- checks that objects match the saved data -----------------------------------------------------------------------
 
 
 def _check_model(saved: dict[str, Any], present: Mapping[str, Any]) -> None:
@@ -535,7 +536,7 @@ def _difference(name: str, saved: Any, present: Any) -> str:
 
 
 def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """Return name → first name of the same tensor, for tensors with several names."""
+    """Return a map from each further name of a tensor to the tensor's first name."""
     first: dict[Any, str] = {}
     ties = {}
     for name, value in state_dict.items():
@@ -577,7 +578,8 @@ def _load(saved: _Saved, model: Any, optimizer: Any, objects: dict[str, Any]) ->
 
 
 def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
-    """Restore the saved moments: `load_state_dict` has converted float32 moments to the type of their parameter, such as bfloat16."""
+    """Restore the saved moments exactly: `load_state_dict` has converted float32 moments to the type of their parameter, such as
+    bfloat16."""
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
@@ -586,7 +588,7 @@ def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
 
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
-    """Return `saved`, with tensors on the devices of those in `loaded`."""
+    """Return `saved`, with its tensors moved to the devices of the corresponding tensors in `loaded`."""
     if numpy_and_torch.is_tensor(saved):
         return saved.to(loaded.device) if numpy_and_torch.is_tensor(loaded) else saved
     if type(saved) is dict and type(loaded) is dict:

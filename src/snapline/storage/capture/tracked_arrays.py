@@ -1,34 +1,34 @@
-"""Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually.
+"""Arrays whose capture cost depends on the changes, because they are in write-tracked memory or are marked manually.
 
 - `tracked_array`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
-  capture. Without kernel support, and for small arrays, the array is an ordinary one and captures copy it whole.
-- `mark_dirty(array, rows)`: the user reports writes to any array. The first mark promises that all later writes are marked.
+  capture. Without kernel support, and for small arrays, the array is an ordinary array, and captures copy it whole.
+- `mark_dirty(array, rows)`: the user reports writes to any array. With the first mark, the user promises to mark all later writes.
   `checking(True)` compares everything and finds a forgotten mark.
 
-After a restore, an array that was tracked when it was captured (`is_tracked`) is read into `allocate`d memory, and `retrack`
-tracks it again. With `assume_stored` its first capture already copies only changes. Marks end with the process: the
-first mark after a restore starts over, and the capture after it is complete.
+After a restore, an array that was tracked when it was captured (`is_tracked`) is read into memory from `allocate`, and `retrack` tracks it
+again. After `assume_stored`, even its first capture copies only changes. Marks end with the process: the first mark after a restore starts
+over, and the next capture is complete.
 
-**Trackers** find the changes in an array: by the kernel, or by the user's marks. The model: an array's bytes are cut into chunks of a fixed
-size. A tracker gives each chunk a *token*, and a new token to each chunk that changed since the previous capture. A token identifies one
-content and is never reused. So one rule holds for any base: a chunk whose token is in the base's table has the base's content, and is
-returned without data. All other chunks are copied. An aborted epoch needs no cleanup: its tokens are not in the next base, so those
-chunks are copied once more. So changes accumulate over every capture since the base.
+**Trackers** find the changes in an array through the kernel or through the user's marks. The model: an array's bytes are cut into chunks of
+a fixed size. A tracker gives each chunk a *token*, and gives a new token to each chunk that changed since the previous capture. A token
+identifies one content and is never reused. So one rule holds for any base: a chunk whose token is in the base's table has the base's
+content, and is returned without data. All other chunks are copied. An aborted epoch needs no cleanup: its tokens are not in the next base,
+so the chunks with these tokens are copied once more. So changes accumulate over all captures since the base.
 
 Invariants:
 
-1. A chunk changes its token before any other step of a capture can fail (no room in the arena), so a change is never forgotten.
+1. A chunk gets its new token before any other step of a capture can fail (no room in the arena), so a change is never forgotten.
 2. Returned chunks were copied after the kernel's report, so a concurrent write is in the copy, in the next report, or
    in both.
-3. A tracker belongs to memory, not to an array object: marks through any view reach it, and every array that covers exactly
-   that memory in C order has it. Any other array has none and is copied whole.
+3. A tracker belongs to memory rather than to an array object: marks through any view reach it, and every array that covers exactly
+   that memory in C order has it. Any other array has no tracker and is copied whole.
 4. A forked child has no trackers.
 5. A tracker without information reports that everything changed.
 
-Call trackers between turns, on the thread that runs the agent's turns, and never from two threads at once for one array.
+Call trackers between turns, on the thread that runs the agent's turns. Two threads must never call trackers for one array at the same time.
 
-**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which needs NumPy only when called. Ranges are half open,
-`(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
+**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which imports NumPy only when called. Ranges are half open,
+`(start, end)`, in bytes. An array's *root* is the array that owns its memory. All views of that memory share the root.
 """
 
 import logging
@@ -78,7 +78,7 @@ def name_of(array: "Array") -> str:
 
 
 def spans_of(array: "Array", rows: "Rows") -> tuple[Any, Any]:
-    """Return start and end addresses of the rows: two numbers, or two int64 arrays."""
+    """Return the start and end addresses of the rows, as two numbers or as two int64 arrays."""
     count, stride = array.shape[0], array.strides[0]
     low, high = _row_extent(array)
     first = address_of(array) + low
@@ -107,7 +107,7 @@ def _row_number(row: object, count: int) -> int:
 
 
 def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
-    """Return the numbers of the rows, non-negative, as int64."""
+    """Return the row numbers as a non-negative int64 array."""
     import numpy
 
     try:
@@ -129,7 +129,7 @@ def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
 
 
 def _row_extent(array: "Array") -> tuple[int, int]:
-    """Return the start and end of a row's bytes, relative to its first element."""
+    """Return the start and end of a row's bytes, relative to the row's first element."""
     low, high = 0, array.itemsize
     for length, stride in zip(array.shape[1:], array.strides[1:], strict=True):
         if not length:
@@ -140,7 +140,7 @@ def _row_extent(array: "Array") -> tuple[int, int]:
 
 
 def bounds_of(array: "Array") -> tuple[int, int]:
-    """Return the first and last + 1 address of an array's elements."""
+    """Return the lowest address of an array's elements, and the address after the highest one."""
     low, high = 0, array.itemsize
     for length, stride in zip(array.shape, array.strides, strict=True):
         low += min(0, (length - 1) * stride)
@@ -150,7 +150,7 @@ def bounds_of(array: "Array") -> tuple[int, int]:
 
 
 def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) -> "Array":
-    """Return which of `count` chunks the byte ranges touch. No range may be empty, or start after the last chunk."""
+    """Return which of `count` chunks the byte ranges touch, as an array of bools. Each range must be non-empty and start in a chunk."""
     import numpy
 
     first = starts // chunk_bytes
@@ -160,7 +160,7 @@ def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) ->
 
 
 def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
-    """Yield the runs `(first, last)` of successive numbers in an ascending list that is not empty."""
+    """Yield each run of successive numbers in a non-empty ascending list, as `(first, last)`."""
     first = last = places[0]
     for place in places[1:]:
         if place != last + 1:
@@ -173,15 +173,15 @@ def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
 log = logging.getLogger("snapline.host")
 
 BUSY_CAPTURES_MAX = 4
-"""Number of consecutive captures with more than half of the pages written after which tracking of the array ends. A page fault costs
-several times the copy of its page, so tracking such an array only costs time. With four, one or two rewrites do not count."""
+"""Number of consecutive captures after which tracking of an array ends, if more than half of its pages were written before each capture. A
+page fault costs several times the copy of its page, so tracking such an array only costs time. One or two rewrites do not end tracking."""
 
 _SHOWN_ROWS_MAX = 8
-"""Number of forgotten rows in an error message: enough to find the place in the code."""
+"""Number of forgotten rows that an error message names, which is enough to find the place in the code."""
 
 
 class ArenaSlot(Protocol):
-    """Buffer of a pool: `view` has at least the requested size."""
+    """Buffer from a pool. `view` has at least the requested size."""
 
     @property
     def view(self) -> memoryview: ...
@@ -190,32 +190,32 @@ class ArenaSlot(Protocol):
 
 
 class Pool(Protocol):
-    """Source of buffers for copies: `image.ArenaPool`."""
+    """Source of buffers for copies, such as `image.ArenaPool`."""
 
     def take(self, size_bytes: int) -> ArenaSlot: ...
 
 
 class Settings:
-    """Settings of this process. `is_checking` means that marked arrays are compared fully."""
+    """Settings of this process. If `is_checking` is set, marked arrays are compared completely."""
 
     is_checking = False
 
 
 trackers: dict[int, "Tracker"] = {}
-"""Trackers by the id of the root array. An entry is removed with its root, so an id never refers to another array."""
+"""Map from the id of the root array to its tracker. An entry is removed with its root, so an id never refers to another array."""
 
 
 class Tracker(ABC):
     """Finds which chunks of one piece of memory have changed.
 
     Attributes:
-        root: weak reference to the array that owns the memory; all its views keep it alive.
-        address, size_bytes: the memory, when it was registered.
+        root: weak reference to the array that owns the memory. All views of the array keep it alive.
+        address, size_bytes: address and size of the memory at its registration.
         process: id of the process that may use this tracker.
         name: description of the array for errors and log lines.
-        chunk_bytes: chunk size of the last capture; 0 before the first.
-        clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these
-            entries: never change them. Empty before the first capture.
+        chunk_bytes: chunk size of the last capture, or 0 before the first capture.
+        clean: for each chunk, the entry to return if the base contains it, with the token of its content at the last capture. Images share
+            these entries, so never change them. The list is empty before the first capture.
         numbers: iterator of fresh tokens for this array.
     """
 
@@ -254,19 +254,19 @@ class Tracker(ABC):
     def chunks(
         self, base: ChunkTable | None, chunk_bytes: int, pool: Pool
     ) -> tuple[list[SourceChunk], Callable[[], None] | None]:
-        """Return the current chunks of the array, and a function that releases their buffers (None if no buffer was needed).
+        """Return the current chunks of the array, and a function that releases their buffers, or None if no buffer was needed.
 
-        Chunks in `base` come without data. The bytes of the others are in buffers from `pool`, so later writes do not reach
-        them. With few changes the array is hardly read.
+        Chunks in `base` are returned without data. The bytes of all other chunks are copied to buffers from `pool`, so later writes do not
+        reach them. If there are few changes, the array is hardly read.
 
         Args:
-            base: chunks of the last complete epoch; None for none.
-            chunk_bytes: size of all chunks but the last. If it differs from the previous size, everything counts as changed.
+            base: chunks of the last complete epoch, or None if there is none.
+            chunk_bytes: size of all chunks except the last. If the size differs from the previous size, everything counts as changed.
             pool: source of the buffers for copies.
 
         Raises:
-            UsageError: the array is gone; or `checking` is on and a mark was forgotten.
-            Any error of `pool.take`: the next capture then has the same information as this one.
+            UsageError: If the array is gone, or `checking` is on and a mark was forgotten.
+            Any error of `pool.take`: The next capture then has the same information as this one.
         """
         root = self.root()
         if root is None:
@@ -286,20 +286,20 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start tracking changes, after the chunks got tokens. This is called again when the chunk size changes."""
+        """Start tracking changes, after the chunks have got tokens. This method is called again if the chunk size changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
-        """Return which chunks may have changed since the previous call, or since `start`: a bool for each."""
+        """Return a bool for each chunk: whether it may have changed since the previous call, or since `start` if there was none."""
 
     def mark(self, start: int, end: int) -> None:  # noqa: B027  # kernel trackers ignore marks
-        """Mark the bytes from `start` to `end` (any integers; offsets from `address`) as changed."""
+        """Mark the bytes from `start` to `end` as changed. `start` and `end` are offsets from `address`, and may lie outside the memory."""
 
     def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
-        """Mark many ranges; see `mark`."""
+        """Mark many ranges as changed. See `mark`."""
 
     def begin(self, content: "Array", chunk_bytes: int) -> None:
-        """Give a fresh token to every chunk."""
+        """Give every chunk a fresh token, and start tracking."""
         count = -(-self.size_bytes // chunk_bytes)
         self.chunk_bytes = chunk_bytes
         self.clean = [SourceChunk(next(self.numbers), None, chunk_bytes) for _ in range(count)]
@@ -315,7 +315,7 @@ class Tracker(ABC):
             self.clean[place] = SourceChunk(next(self.numbers), None, self.clean[place].size_bytes)
 
     def _copied(self, content: "Array", missing: list[int], view: memoryview) -> list[SourceChunk]:
-        """Return all chunks; those in `missing` with their bytes copied to `view`."""
+        """Return all chunks. The chunks in `missing` have bytes, which are copied to `view`."""
         import numpy
 
         result = self.clean.copy()
@@ -336,9 +336,9 @@ class KernelTracker(Tracker):
     """Tracks writes through the kernel. Tracking ends permanently for an array that is mostly rewritten.
 
     Attributes:
-        writes: the kernel's tracker; armed at the first capture. None if this memory cannot be tracked.
+        writes: the kernel's tracker, armed at the first capture, or None if this memory cannot be tracked.
         is_disabled: tracking ended because it did not pay off or did not work.
-        busy: number of consecutive captures with more than half of the pages written.
+        busy: number of consecutive captures before each of which more than half of the bytes were written.
     """
 
     def __init__(self, root: "Array", *, is_mapped: bool) -> None:
@@ -375,7 +375,7 @@ class KernelTracker(Tracker):
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
-        """Return the written ranges, as `scan_words` does; None if they are unknown."""
+        """Return the written ranges in the form of `scan_words`, or None if they are unknown."""
         try:
             return None if self.writes is None else self.writes.scan_words()
         except ExternalFailureError as error:
@@ -383,7 +383,7 @@ class KernelTracker(Tracker):
             return None
 
     def _count_busy_capture(self, written_bytes: int) -> None:
-        """Count consecutive busy captures, and end tracking when there are too many."""
+        """Count consecutive busy captures, and end tracking if there are too many of them."""
         self.busy = self.busy + 1 if written_bytes * 2 > self.size_bytes else 0
         if self.busy >= BUSY_CAPTURES_MAX:
             self._switch_off(f"more than half of it was written before each of {BUSY_CAPTURES_MAX} captures")
@@ -400,12 +400,12 @@ class MarkTracker(Tracker):
 
     Attributes:
         row_bytes: size of a row in bytes, for error messages.
-        dirty: bool for each chunk: marked since the last capture. None before the first capture.
-        seen, marked: with `checking`: the bytes at the last capture, and a bool for each byte marked since. Otherwise None.
+        dirty: for each chunk, whether it was marked since the last capture, or None before the first capture.
+        seen, marked: with `checking`, the bytes at the last capture, and for each byte whether it was marked since. Otherwise None.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
-        """Create the tracker. `shown` is the marked array; errors name its rows if it covers the memory."""
+        """Create the tracker. `shown` is the marked array, and errors name its rows if it covers the whole memory."""
         is_whole = shown.nbytes == root.nbytes and shown.flags.c_contiguous
         shown = shown if is_whole else root
         super().__init__(root, shown)
@@ -455,7 +455,7 @@ class MarkTracker(Tracker):
         self.marked = numpy.zeros(len(content), bool) if is_checking else None
 
     def _check(self, content: "Array") -> None:
-        """Raise if an unmarked byte changed; the check is exact, not by chunks."""
+        """Raise UsageError if an unmarked byte changed. The check compares single bytes rather than chunks."""
         if self.seen is None or self.marked is None:
             return  # Checking began after the last capture.
         forgotten = ((content != self.seen) & ~self.marked).nonzero()[0]
@@ -467,7 +467,7 @@ class MarkTracker(Tracker):
 
 
 def _fresh_tokens() -> Iterator[int]:
-    """Yield fresh tokens without end."""
+    """Yield fresh tokens forever."""
     while True:
         first = fresh_token()
         yield from range(first, first + BLOCK_TOKENS)
@@ -480,20 +480,21 @@ def _listed(rows: list[int]) -> str:
 
 
 TRACKED_BYTES_MIN = 1024 * 1024
-"""Smallest tracked array; `tracked_array` returns an ordinary array for less: scanning costs as much as copying it (0.05 ms)."""
+"""Smallest tracked array in bytes. `tracked_array` returns an ordinary array below this size, because scanning costs as much as copying
+(0.05 ms)."""
 
 
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
-    """Return a zero-filled array whose captures copy only pages written since the last complete one.
+    """Return a zero-filled array whose captures copy only the pages that were written since the last complete capture.
 
-    The array is an ordinary writable `numpy.ndarray`, in C order, and needs no marks (`mark_dirty` on it does nothing). Keep it
-    whole in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot
-    track writes (Linux before 6.7, no permission) and below 1 MiB captures copy it whole. Tracking ends for an array that
-    is mostly rewritten between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked: write in place.
+    The array is an ordinary writable `numpy.ndarray` in C order. A tracked array needs no marks, and `mark_dirty` has no effect on it. Keep
+    the whole array in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot track
+    writes (Linux before 6.7, no permission), and below 1 MiB, captures copy the array whole. Tracking ends for an array that is mostly
+    rewritten between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked, so write in place.
 
     Raises:
-        UsageError: the shape or dtype is invalid, or NumPy is not installed.
-        ExternalFailureError: the machine is out of memory.
+        UsageError: If the shape or dtype is invalid, or NumPy is not installed.
+        ExternalFailureError: If the machine is out of memory.
     """
     numpy = _need_numpy()
     try:
@@ -514,7 +515,7 @@ def allocate(size_bytes: int) -> memoryview:
     """Return zero-filled, writable memory for an array that `retrack` will track.
 
     Raises:
-        ExternalFailureError: the machine is out of memory.
+        ExternalFailureError: If the machine is out of memory.
     """
     if size_bytes >= TRACKED_BYTES_MIN and not write_tracking.is_supported():
         return memoryview(write_tracking.map_memory(size_bytes))[:size_bytes]
@@ -525,10 +526,11 @@ def allocate(size_bytes: int) -> memoryview:
 
 
 def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
-    """Return an array over `buffer` that is tracked from its first capture on. `allocate` made the buffer, and the caller has filled it.
+    """Return an array that uses `buffer` and is tracked from its first capture on. The buffer must come from `allocate`, filled by the
+    caller.
 
     Raises:
-        UsageError: dtype and shape do not fit the buffer.
+        UsageError: If dtype and shape do not match the buffer.
     """
     numpy = _need_numpy()
     try:
@@ -548,17 +550,18 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
 def assume_stored(
     array: "Array", references: Sequence[ChunkReference], *, chunk_bytes: int
 ) -> dict[int, ChunkReference]:
-    """Track `array` from now on; return the tokens of its chunks, for the base table of its next capture.
+    """Track `array` from now on. Return a map from the tokens of its chunks to the chunks, for the base table of its next capture.
 
-    Call this for a restored array before any write to it. Then its first capture copies only later writes.
+    If this function is called before any write to a restored array, the array's first capture copies only the chunks that are written
+    later.
 
     Args:
         array: an array from `retrack`.
-        references: the chunks from which it was read, in order.
+        references: the chunks from which the array was read, in order.
         chunk_bytes: size of the chunks.
 
     Returns:
-        An empty dict if the array is not tracked, or was cut differently: then its first capture copies it whole.
+        An empty dict if the array is not tracked, or was cut differently, so that its first capture copies it whole.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -570,7 +573,7 @@ def assume_stored(
 
 
 def tracker_of(array: "Array") -> Tracker | None:
-    """Return the tracker of `array`; None if it is not tracked and must be copied whole."""
+    """Return the tracker of `array`, or None if the array is not tracked and must be copied whole."""
     if not trackers:
         return None
     tracker = trackers.get(id(root_of(array)))
@@ -578,9 +581,9 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked, so a restore calls `retrack`.
+    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked, so that a restore must call `retrack`.
 
-    The result is True even if this machine cannot track writes, because the restoring machine may.
+    The result is True even if this machine cannot track writes, because the machine that restores the array may be able to.
     """
     tracker = trackers.get(id(root_of(array)))
     return isinstance(tracker, KernelTracker) and not tracker.is_disabled and tracker.covers(array)
@@ -589,18 +592,18 @@ def is_tracked(array: "Array") -> bool:
 def mark_dirty(array: "Array", rows: "Rows") -> None:
     """Mark rows of an array as changed, so that the next captures copy only marked rows.
 
-    The first mark is a promise: after the next capture, writes without a mark are not captured, and lost in a recovery.
-    So mark every write before the turn ends; `checking(True)` finds forgotten marks in tests. Marks may cover more than the
-    changes. A new array object in the state starts again, without a promise. Marks only help for an array that is whole and in C
-    order; marks through views of the array count. Arrays of `tracked_array` need no marks and ignore them.
+    The first mark is a promise. After the next capture, writes without a mark are not captured, and are lost in a recovery.
+    So mark every write before the turn ends. In tests, `checking(True)` finds forgotten marks. Marks may cover more than the
+    changes. If a new array object takes the place of the array in the state, it starts again without a promise. Marks help only for a whole
+    array in C order, but marks through views of such an array count too. Arrays from `tracked_array` need no marks and ignore them.
 
     Args:
-        array: an array in the state, or a view of one.
-        rows: indices into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool
+        array: an array in the state, or a view of such an array.
+        rows: indexes into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool
             for each row.
 
     Raises:
-        UsageError: `array` is not an array, or `rows` are out of range.
+        UsageError: If `array` is not an array with rows, or `rows` are out of range.
     """
     numpy = _need_numpy()
     if not isinstance(array, numpy.ndarray) or not array.ndim:
@@ -615,15 +618,16 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
 
 
 def checking(is_on: bool) -> None:
-    """Compare arrays with marks fully at each capture, and raise on a write without a mark. For tests.
+    """Compare marked arrays completely at each capture, and raise UsageError if a write was not marked. Use this in tests.
 
-    Checking costs twice the memory of these arrays and the time to compare them. The change takes effect at the next capture of each array.
+    Checking costs twice the memory of these arrays and the time to compare them. A change of the setting takes effect at the next capture
+    of each array.
     """
     Settings.is_checking = is_on
 
 
 def _marked_by(array: "Array") -> list[Tracker]:
-    """Return the trackers of the memory of `array`; create one if there is none and it would be useful."""
+    """Return the trackers of the memory of `array`. If there is none and it would be useful, create one for the next call."""
     root = root_of(array)
     tracker = trackers.get(id(root))
     if tracker is not None and tracker.process == os.getpid() and tracker.covers(root):

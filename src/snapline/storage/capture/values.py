@@ -1,40 +1,40 @@
 """Encoding and decoding of single values that MessagePack cannot represent, including `Blob`.
 
-msgspec passes every value of an unknown type to `encode_value` and gets an extension for it: a code and a body.
+msgspec passes every value of an unknown type to `encode_value` and gets an extension in return, which is a code and a body.
 
     1  NumPy array     length of head (1 byte) | head = MessagePack of [dtype, shape] | bytes in C order
-    2  part            MessagePack integer: its index in the image's list of parts
-    3  History         MessagePack array of its records
+    2  part            MessagePack integer: the part's index in the image's list of parts
+    3  History         MessagePack array of the history's records
     4  random.Random   see below
     5  numpy Generator see below
-    6  Pickled         0 | pickle, or 1 | MessagePack integer: the part that holds the pickle
-    7  torch.Tensor    as an array, with torch's name of the dtype
-    8  Blob            its bytes
+    6  Pickled         0 | pickle, or 1 | MessagePack integer: index of the part that contains the pickle
+    7  torch.Tensor    like an array, but with torch's name of the dtype
+    8  Blob            the blob's bytes
 
-Codes 2 and 6 are only valid together with a checkpoint's parts or a permission; `encoder.py` and `decoder.py` handle them. Values of other
-types are encoded without references, in states and in messages.
+Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. `encoder.py` and `decoder.py` handle both. Values
+of all other types are encoded without references, in states and in messages.
 
 The rule of this module: a value is either restored equal and with the same class, or refused when it is saved (G3). So subclasses that
-would lose their class are refused. No module is imported for the check: if a module is not loaded, its types have no instances. Nothing
-here runs code from the data, except a permitted pickle.
+would lose their class are refused. No module is imported for the check, because if a module is not loaded, its types have no instances.
+Nothing here runs code from the data, except when loading a permitted pickle.
 
-**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes, so an agent that keeps the
-same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the same bytes shares most chunks with the old
-one, since the content decides where chunks are cut.
+**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes. If an agent keeps the same
+`Blob`, its bytes are hashed and stored only once. A new `Blob` with almost the same bytes shares most chunks with the old blob, since the
+content determines where chunks are cut.
 
 Cutting takes 2 to 3 ns per byte, which is too long for the pause. So the first capture passes on the whole blob under one token, the
-first of a block that belongs to the blob. The worker (`chunking.py`) cuts the blob and numbers the chunks `token`, `token + 1`, … in the
-worker's table. When that table is the base, the blob finds its chunks in it. So the threads share nothing, and the blob itself remembers
-only one number. If the epoch fails, the next worker cuts the blob again.
+first of a block of tokens that belongs to the blob. The worker (`chunking.py`) cuts the blob and numbers the chunks `token`, `token + 1`, …
+in the worker's table. When that table is the base, the blob finds its chunks in it. So the threads share nothing, and the blob itself
+stores only one number. If the epoch fails, the next worker cuts the blob again.
 
-**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers as the lost agent
+**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers that the lost agent
 would have drawn (G3). So the complete state of a generator is saved: the bits, the value that `gauss` keeps for its next call, and the
-seed sequence from which NumPy's generators spawn others.
+seed sequence from which NumPy's generators spawn other generators.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
     numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
 
-Integers above 64 bits, which MessagePack lacks, are written as `{"": hexadecimal}`, arrays as `{"": [dtype, shape, bytes]}`.
+Integers above 64 bits, which MessagePack lacks, are encoded as `{"": hexadecimal}`, and arrays as `{"": [dtype, shape, bytes]}`.
 """
 
 import pickle
@@ -60,7 +60,7 @@ class Blob:
     """Opaque bytes that never change. Two blobs are equal if their bytes are equal.
 
     Raises:
-        UsageError: `data` is not a bytes-like object.
+        UsageError: If `data` is not a bytes-like object.
     """
 
     __slots__ = ("__weakref__", "_data", "_references", "_token")
@@ -68,7 +68,7 @@ class Blob:
     def __init__(self, data: Buffer = b"") -> None:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise UsageError(f"a Blob holds bytes, not {type(data).__qualname__}: encode the value first")
-        self._data = bytes(data)  # no copy if they are bytes already
+        self._data = bytes(data)  # This copies nothing if `data` is a bytes object.
         self._token = 0
         self._references: list[ChunkReference] = []
 
@@ -96,11 +96,11 @@ class Blob:
         return self
 
     def __reduce__(self) -> tuple[type["Blob"], tuple[bytes]]:
-        """Reduce the blob without its token, which is meaningless in another process."""
+        """Pickle the blob without its token, which is meaningless in another process."""
         return Blob, (self._data,)
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the blob as a part. The cost does not depend on the blob's size. Call this only between two turns."""
+        """Return the blob as a part, without copying the bytes. Call this method only between two turns."""
         if not self._token:
             self._token = fresh_token()
         size = len(self._data)
@@ -111,10 +111,10 @@ class Blob:
 
     @classmethod
     def restore(cls, part: StatePart, buffer: Buffer) -> "Blob":
-        """Return a blob with a copy of the checked bytes in `buffer`.
+        """Return a blob that contains a copy of the checked bytes in `buffer`.
 
         Raises:
-            DamagedDataError: the lengths of buffer and part differ.
+            DamagedDataError: If the lengths of buffer and part differ.
         """
         if part.contradiction() or memoryview(buffer).nbytes != part.size_bytes:
             raise DamagedDataError("a blob of the state has another length than its chunks: restore an earlier epoch")
@@ -123,12 +123,12 @@ class Blob:
         return blob
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return token → chunk as restored, for the first base, so that no chunk is stored again."""
+        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
         return dict(enumerate(self._references, self._token))
 
 
 def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
-    """Return the chunks as the base lists them; empty if the base lacks any of them."""
+    """Return the blob's chunks as listed in the base, or an empty list if the base lacks any of them."""
     chunks: list[SourceChunk] = []
     known = {} if base is None else base.by_token
     rest = size_bytes
@@ -142,22 +142,22 @@ def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[Sou
 
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""Names of NumPy's bit generators. Names in records are accepted only if they are in this tuple."""
+"""Names of NumPy's bit generators. Decoding accepts only these names."""
 
 _WORDS = struct.Struct("<625I")
 
 
 def encode_random(generator: random.Random) -> bytes:
-    """Return the state of a `random.Random`."""
+    """Return the encoded state of a `random.Random`."""
     version, words, gauss = generator.getstate()
     return msgspec.msgpack.encode((version, _WORDS.pack(*words), gauss))
 
 
 def decode_random(data: memoryview) -> random.Random:
-    """Return a generator that continues where the saved one stopped.
+    """Return a generator that continues where the saved generator stopped.
 
     Raises:
-        EncodingError, msgspec.DecodeError: the bytes are not such a state.
+        EncodingError, msgspec.DecodeError: If the bytes do not encode such a state.
     """
     version, words, gauss = msgspec.msgpack.decode(data, type=tuple[int, bytes, float | None])
     made = random.Random(0)
@@ -182,10 +182,10 @@ def is_bit_generator(value: object) -> bool:
 
 
 def encode_generator(generator: Any) -> bytes:
-    """Return the state of a `numpy.random.Generator`.
+    """Return the encoded state of a `numpy.random.Generator`.
 
     Raises:
-        NotImplementedError: the generator's bit generator is not one of NumPy's own.
+        NotImplementedError: If the generator's bit generator is not one of NumPy's own.
     """
     bits = generator.bit_generator
     name = type(bits).__name__
@@ -197,10 +197,10 @@ def encode_generator(generator: Any) -> bytes:
 
 
 def decode_generator(data: memoryview) -> Any:
-    """Return a generator that continues where the saved one stopped.
+    """Return a generator that continues where the saved generator stopped.
 
     Raises:
-        EncodingError, msgspec.DecodeError: the bytes are not such a state.
+        EncodingError, msgspec.DecodeError: If the bytes do not encode such a state.
     """
     name, state, seeds = msgspec.msgpack.decode(data, type=tuple[str, Any, Any])
     if name not in BIT_GENERATORS:
@@ -219,7 +219,7 @@ def decode_generator(data: memoryview) -> Any:
 
 
 def _seeds_of(bits: Any) -> dict[str, Any] | None:
-    """Return the seeds from which `spawn` continues; None for legacy seeding, which cannot spawn."""
+    """Return the seeds from which `spawn` continues, or None for legacy seeding, which cannot spawn."""
     seeds: Any = getattr(bits, "seed_seq", None)
     if type(seeds) is not sys.modules["numpy.random"].SeedSequence:
         return None
@@ -279,13 +279,14 @@ BLOB_MODULE = "snapline.storage.capture.values"
 TORCH_STATE_MODULE = "snapline.storage.capture.torch_state"
 
 FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
-"""Errors that msgspec and snapline's hooks raise for a value that cannot be saved."""
+"""Errors that msgspec and Snapline's hooks raise for a value that cannot be saved."""
 
 _Value = TypeVar("_Value")
 
 
 class Pickled(Generic[_Value]):
-    """A value of any class, saved with pickle. Loading a pickle runs code, so anyone who can write to the store can run code here.
+    """A value of any class, saved with pickle. Loading a pickle runs code, so anyone who can write to the store can run code in the agent's
+    host.
 
     Therefore a pickle requires both a field declared as `Pickled[…]` and `allow_pickle = True` on the agent class. Without
     `allow_pickle`, saving and loading are refused.
@@ -309,10 +310,10 @@ class Pickled(Generic[_Value]):
 
 
 def encode_value(value: object) -> object:
-    """Return the MessagePack form of `value`. The function serves as msgspec's `enc_hook`.
+    """Return `value` in a form that MessagePack can represent. This function serves as msgspec's `enc_hook`.
 
     Raises:
-        NotImplementedError: the value cannot be saved.
+        NotImplementedError: If the value cannot be saved.
     """
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -338,7 +339,7 @@ def _encode_rare(value: Any) -> object:
             TENSOR_EXTENSION, with_head(numpy_and_torch.head_of(value), numpy_and_torch.bytes_of(value).tobytes())
         )
     if is_a(value, TORCH_STATE_MODULE, "TorchState"):
-        return value.record()  # plain data and tensors in their current state
+        return value.record()  # Plain data and tensors, in their current state.
     if isinstance(value, Pickled):
         raise NotImplementedError(
             "a pickled value: set allow_pickle = True on the agent class, or save it as plain data"
@@ -347,7 +348,7 @@ def _encode_rare(value: Any) -> object:
 
 
 def encode_pickling(value: object) -> object:
-    """Encode like `encode_value`, and also encode pickles, for states of agents that allow them."""
+    """Encode like `encode_value`, but also encode pickles, for states of agents that allow pickles."""
     if type(value) is Pickled:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + pickled_bytes(value))
     return encode_value(value)
@@ -357,18 +358,18 @@ def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
     """Return the pickle of a wrapped value.
 
     Raises:
-        NotImplementedError: the value cannot be pickled.
+        NotImplementedError: If the value cannot be pickled.
     """
     try:
         return pickle.dumps(wrapped.value, protocol=5)
-    except Exception as error:  # anything that the value's class raises
+    except Exception as error:  # The value's class may raise anything.
         raise NotImplementedError(
             f"a {type(wrapped.value).__qualname__} that cannot be pickled ({type(error).__name__}: {error})"
         ) from error
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Return whether `value` is of exactly this class, without loading the class's module."""
+    """Return whether `value` is an instance of exactly this class. The class's module is not imported."""
     loaded = sys.modules.get(module)
     return loaded is not None and type(value) is getattr(loaded, name)
 
@@ -377,7 +378,7 @@ def check_array(array: Any) -> None:
     """Refuse an array that would be restored as something else, because only the bytes and the dtype's short name are saved.
 
     Raises:
-        NotImplementedError: the array is refused; the message names the problem.
+        NotImplementedError: If the array is refused. The message names the problem.
     """
     import numpy
 
@@ -394,7 +395,7 @@ def check_array(array: Any) -> None:
 
 
 def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> bytes:
-    """Return the encoded dtype and shape of an ndarray, and the other fields if they differ from the defaults."""
+    """Return the encoded dtype and shape of an ndarray. The other fields of `ArrayHead` follow if they differ from the defaults."""
     head: tuple[object, ...] = (array.dtype.str, array.shape)
     if order != "C":
         head = (*head, is_tracked, order)
@@ -404,7 +405,7 @@ def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> byt
 
 
 def with_head(head: bytes, content: bytes) -> bytes:
-    """Return the encoded body of an array or tensor: the head and the content."""
+    """Return the encoded body of an array or tensor: the head's length, the head and the content."""
     return b"".join((bytes((len(head),)), head, content))
 
 
@@ -420,11 +421,11 @@ _records_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
 
 
 class ArrayHead(NamedTuple):
-    """Description of an array or tensor, stored before its bytes.
+    """Description of an array or tensor, stored before the bytes of the array or tensor.
 
     Attributes:
         is_tracked: the array was in write-tracked memory, and is tracked again after a restore.
-        order: memory order of the bytes, "C" or "F" (Fortran: the first index changes fastest).
+        order: memory order of the bytes, "C", or "F" (Fortran order: the first index changes fastest).
     """
 
     dtype: str
@@ -440,10 +441,10 @@ def split_head(data: memoryview) -> tuple[ArrayHead, memoryview]:
 
 
 def make_array(head: ArrayHead, content: Buffer) -> Any:
-    """Return the array that uses the memory `content`, without a copy.
+    """Return an array that uses the memory of `content`, without a copy.
 
     Raises:
-        TypeError, ValueError: head and content do not fit.
+        TypeError, ValueError: If head and content do not match.
     """
     import numpy
 
@@ -454,7 +455,7 @@ def decode_value(code: int, data: memoryview) -> object:
     """Return the value of an extension that is encoded without references. Arrays are read-only views of `data`.
 
     Raises:
-        EncodingError, TypeError, ValueError, msgspec.DecodeError: the data is invalid.
+        EncodingError, TypeError, ValueError, msgspec.DecodeError: If the data is invalid.
     """
     decode = _DECODERS.get(code)
     if decode is None:
@@ -495,17 +496,17 @@ _DECODERS: dict[int, Callable[[memoryview], object]] = {
 
 
 def decode_own_value(code: int, data: memoryview) -> object:
-    """Decode like `decode_value`, but give arrays their own writable memory, since agents change states in place."""
+    """Decode like `decode_value`, but give arrays separate writable memory, since agents change states in place."""
     if code == ARRAY_EXTENSION:
         return make_array(*split_head(data)).copy()
     return decode_value(code, data)
 
 
 def decode_declared(declared: Any, value: object) -> object:
-    """Return `value` as a declared type that msgspec does not know. The function serves as msgspec's `dec_hook`.
+    """Return `value` as a declared type that msgspec does not know. This function serves as msgspec's `dec_hook`.
 
     Raises:
-        NotImplementedError, TypeError, ValueError: the value has another type.
+        NotImplementedError, TypeError, ValueError: If `value` is not of the declared type.
     """
     origin = typing.get_origin(declared) or declared
     if isinstance(origin, type) and isinstance(value, origin):
@@ -515,17 +516,17 @@ def decode_declared(declared: Any, value: object) -> object:
         return torch_state.TorchState.from_record(value)
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
-        return origin(value)  # saved as a plain number
+        return origin(value)  # It was saved as a plain number.
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")
 
 
 def record_type_of(declared: Any) -> Any:
-    """Return the type `T` in `History[T]`; Any if it is missing."""
+    """Return the type `T` in `History[T]`, or Any if it is missing."""
     return (typing.get_args(declared) or (Any,))[0]
 
 
 def _with_records_as(declared: Any, history: Any) -> object:
-    """Convert records that were decoded without their declared type and are still dicts and tuples."""
+    """Convert records that were decoded without their declared type, so that they are still dicts and tuples."""
     record_type = record_type_of(declared)
     if record_type is Any:
         return history

@@ -1,28 +1,29 @@
-"""Finds the written pages of this process's memory with userfaultfd in asynchronous write-protect mode, and with `PAGEMAP_SCAN`.
+"""Tracking of written pages in this process's memory, with userfaultfd in asynchronous write-protect mode and `PAGEMAP_SCAN`.
 
-The problem: a capture of a large array should cost only its changes, but a process does not know which pages it wrote.
+The problem: a capture of a large array should cost only its changes, but a process does not know which pages it has written.
 
-The model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from user code
-or from a system call such as `read`. In mode `WP_ASYNC` the kernel disarms the page itself: no handler, no thread, no signal; the writer
-pays one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms them again, atomically for each page.
-So each write is seen by the first scan after it, by a concurrent scan, or by both. A copy that is made after the scan and before the next
-write holds the reported content.
+The model: the kernel knows which pages were written. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write
+to it, from user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel itself disarms the page. No handler, thread or
+signal is involved, and the writer pays only one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms
+them again, atomically for each page. So each write is seen by the first scan after it, by a concurrent scan, or by both. A copy that is
+made after the scan and before the next write contains the reported content.
 
 Invariants:
 
 1. From the end of `arm` to `close`, a page that no scan reports has not been written since the previous scan, or since `arm`.
-2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms such a page too, so its first write is reported.
-3. Handles belong to one process. After `fork()` the child's memory is not registered, and its inherited handles still refer to its parent's
-   memory. So a tracker is only valid in the process that armed it: `is_armed`.
+2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms such a page too, so the first write to it is reported.
+3. Handles belong to one process. After `fork()` the child's memory is not registered, and the handles that the child inherits still refer
+   to its parent's memory. So a tracker is valid only in the process that armed it (`is_armed`).
 
 Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
-a scan), and writes of another process to shared memory. We register private anonymous memory only.
+a scan), and writes of another process to shared memory. Therefore this module registers only private anonymous memory.
 
-Huge pages may stay on: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway.
-Measured on Linux 6.18, 1 GiB: arming 0.07 ms with huge pages, 8 ms without; scans with 1 % written 0.1 to 0.7 ms either way.
+Huge pages may remain enabled: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway.
+Measured on Linux 6.18 with 1 GiB: arming takes 0.07 ms with huge pages and 8 ms without. Scans with 1 % written take 0.1 to 0.7 ms in both
+cases.
 
-Numbers are from the kernel's `userfaultfd.h`, `fs.h`; `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
-The module carries no guarantee alone: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
+The numbers come from the kernel's `userfaultfd.h` and `fs.h`. See also `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
+The module alone carries no guarantee: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
 """
 
 import array
@@ -38,13 +39,14 @@ import threading
 from snapline.errors import ExternalFailureError, UsageError
 
 _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
-"""Number of the system call by machine, for 64-bit processes. Other machines are not supported: their numbers differ and are untested."""
+"""Map from machine to the number of the system call, for 64-bit processes. No other machine is supported, because its number may differ and
+is untested."""
 
 _UFFD_USER_MODE_ONLY = 1
-"""Flag that needs no privilege. Faults in the kernel are also resolved asynchronously, so the flag loses nothing."""
+"""Flag that makes privileges unnecessary. Faults in the kernel are also resolved asynchronously, so nothing is lost with the flag."""
 _UFFD_API = 0xAA
 _FEATURE_PAGEFAULT_FLAG_WP = 1 << 0
-_FEATURE_WP_UNPOPULATED = 1 << 13  # implied by the next one; explicit, because invariant 2 needs it
+_FEATURE_WP_UNPOPULATED = 1 << 13  # The next feature implies this one, but invariant 2 needs it, so it is explicit.
 _FEATURE_WP_ASYNC = 1 << 15
 _FEATURES = _FEATURE_PAGEFAULT_FLAG_WP | _FEATURE_WP_UNPOPULATED | _FEATURE_WP_ASYNC
 _UFFDIO_API = 0xC018AA3F
@@ -62,23 +64,24 @@ _SCAN_CHECK_WPASYNC = 1 << 1
 _MADV_HUGEPAGE = 14
 
 SCAN_REGIONS = 4096
-"""Regions returned by one system call: 96 KiB of buffer, which fits into a core's cache. A scan repeats the call until the end."""
+"""Number of regions that one system call returns. The buffer takes 96 KiB, which fits into a core's cache. A scan repeats the call until
+the end."""
 REGION_WORDS = 3
-"""Number of words of a `page_region`: start, end, categories."""
+"""Number of words in a `page_region`: start, end and categories."""
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
-"""Smallest mapping that asks for huge pages: a smaller one cannot hold any."""
+"""Smallest mapping in bytes that asks for huge pages. A smaller mapping cannot contain any."""
 
 
 class _Handles:
     """The two file descriptors that one process needs for all its trackers.
 
     Attributes:
-        userfault: descriptor that registers and arms memory.
+        userfault: descriptor with which memory is registered and armed.
         pagemap: descriptor of this process's page map, for scans.
-        process: id of the process that opened them.
+        process: id of the process that opened the descriptors.
         regions: buffer for the results of a scan.
-        lock: guards `regions`: two hosts of one process may scan on two threads.
+        lock: protects `regions`, because two hosts in one process may scan on two threads.
     """
 
     def __init__(self, userfault: int, pagemap: int) -> None:
@@ -90,15 +93,15 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""Handles by process: at most one entry for this process and, after a fork, entries of its ancestors, which are never used again."""
+"""Map from process id to handles. The map has at most one entry for this process, and after a fork also unused entries of its ancestors."""
 _verdicts: dict[int, str] = {}
-"""Results of `is_supported`, by process."""
+"""Map from process id to the result of `is_supported`."""
 
 
 def is_supported() -> str:
-    """Return an empty string if this process can track writes, otherwise the reason why it cannot.
+    """Return "" if this process can track writes, otherwise the reason why it cannot.
 
-    The first call in a process tests tracking on a few pages: some systems accept the calls and track nothing.
+    The first call in a process tests tracking on a few pages, because some systems accept the calls but track nothing.
     """
     process = os.getpid()
     if process not in _verdicts:
@@ -107,10 +110,11 @@ def is_supported() -> str:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory of at least `size_bytes` (not 0) that a `WriteTracker` can register.
+    """Return zero-filled private memory that a `WriteTracker` can register. The memory has at least `size_bytes` bytes, and `size_bytes`
+    must not be 0.
 
     Raises:
-        ExternalFailureError: the machine is out of memory.
+        ExternalFailureError: If the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, page_rounded(size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -127,13 +131,13 @@ def page_rounded(size_bytes: int) -> int:
 
 
 class WriteTracker:
-    """Reports the written pages of one mapping.
+    """Tracker that reports the written pages of one mapping.
 
     Args:
-        address: page-aligned start of the mapping, which `map_memory` made.
-        size_bytes: length of the mapping in bytes; a multiple of the page size.
+        address: page-aligned start of the mapping, which must come from `map_memory`.
+        size_bytes: length of the mapping in bytes, a multiple of the page size.
 
-    The caller keeps the mapping alive until `close`, or drops tracker and mapping together, because unmapping also unregisters.
+    The caller must keep the mapping alive until `close`, or drop tracker and mapping together, because unmapping also unregisters.
     """
 
     def __init__(self, address: int, size_bytes: int) -> None:
@@ -149,10 +153,10 @@ class WriteTracker:
         return self._handles is not None and self._handles.process == os.getpid()
 
     def arm(self) -> None:
-        """Track writes from now on. Call this once.
+        """Start tracking writes. Call this method once.
 
         Raises:
-            ExternalFailureError: the kernel call fails.
+            ExternalFailureError: If the kernel call fails.
         """
         reason = is_supported()
         if reason:
@@ -171,29 +175,29 @@ class WriteTracker:
             raise ExternalFailureError(f"cannot track writes: {error}; use an ordinary array") from error
 
     def scan(self) -> list[tuple[int, int]]:
-        """Return the byte ranges `(start, end)` written since the previous scan (or `arm`), and arm them again.
+        """Return the byte ranges `(start, end)` written since the previous scan (or since `arm`), and arm them again.
 
-        Ranges are offsets from the start of the mapping: whole pages, ascending, not overlapping.
+        The ranges are offsets from the start of the mapping. The ranges consist of whole pages, ascend, and do not overlap.
 
         Raises:
-            ExternalFailureError: as `scan_words`.
+            ExternalFailureError: As in `scan_words`.
         """
         words = self.scan_words()
         starts, ends = words[0::REGION_WORDS], words[1::REGION_WORDS]
         return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
 
     def scan_words(self) -> "array.array[int]":
-        """Scan like `scan`, with a flat result. Each range has three words: start address, end address and an unused word.
+        """Scan like `scan`, but return a flat result. Each range has three words: start address, end address and an unused word.
 
         Raises:
-            ExternalFailureError: the scan failed. The written pages are now unknown: treat everything as written, and `close`.
+            ExternalFailureError: If the scan failed. Now it is unknown which pages were written. Treat everything as written, and `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
             raise ExternalFailureError("cannot scan for writes: not armed in this process; arm the tracker first")
         found = array.array("Q")
         position, end = self.address, self.address + self.size_bytes
-        # Bounded: each call advances by at least a page, usually to the end.
+        # This loop is bounded, since each call advances by at least a page, and usually to the end.
         while position < end:
             with handles.lock:
                 count, position = self._scan_from(handles, position)
@@ -222,28 +226,28 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking, so that writes cost nothing again. A second call has no effect. In a forked child, the call does nothing."""
+        """Stop tracking, so that writes cost nothing again. A second call has no effect, and neither does a call in a forked child."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
             return
         try:
             fcntl.ioctl(handles.userfault, _UFFDIO_UNREGISTER, struct.pack("=2Q", self.address, self.size_bytes))
         except OSError:
-            return  # The memory is gone, or was never registered: either way nothing is tracked.
+            return  # The memory is gone, or was never registered. In both cases nothing is tracked.
 
 
 def _ask_for_huge_pages(memory: mmap.mmap) -> None:
     try:
         memory.madvise(_MADV_HUGEPAGE)
     except OSError:
-        return  # Without huge pages, small ones suffice.
+        return  # Without huge pages, small pages suffice.
 
 
 def _open_handles() -> _Handles:
-    """Return this process's handles.
+    """Return this process's handles, which are opened at the first call.
 
     Raises:
-        OSError: the kernel call fails, or the kernel lacks the features.
+        OSError: If the kernel call fails, or the kernel lacks the features.
     """
     known = _handles_by_process.get(os.getpid())
     if known is not None:
@@ -256,7 +260,7 @@ def _open_handles() -> _Handles:
         os.close(userfault)
         raise
     kept = _handles_by_process.setdefault(handles.process, handles)
-    if kept is not handles:  # Another thread was faster.
+    if kept is not handles:  # Another thread has just opened the handles.
         os.close(handles.userfault)
         os.close(handles.pagemap)
     return kept
@@ -266,7 +270,7 @@ def _open_userfault() -> int:
     """Return a new userfaultfd.
 
     Raises:
-        OSError: the kernel call fails.
+        OSError: If the kernel call fails.
     """
     number = _SYSCALL_USERFAULTFD[platform.machine()]
     library = ctypes.CDLL(None, use_errno=True)
@@ -278,7 +282,7 @@ def _open_userfault() -> int:
 
 
 def _try_out() -> str:
-    """Return the reason why writes cannot be tracked here; empty if they can."""
+    """Return why writes cannot be tracked here, or "" if they can."""
     if platform.machine() not in _SYSCALL_USERFAULTFD or struct.calcsize("P") != 8:
         return f"not known how to on {platform.machine()} ({platform.architecture()[0]})"
     try:
@@ -300,7 +304,7 @@ def _reason_of(error: OSError) -> str:
 
 
 def _is_seeing_writes(handles: _Handles) -> bool:
-    """Return whether a scan reports a first write to a page, and no other page."""
+    """Return whether a scan reports the pages that were first written after arming, and no other pages."""
     page = mmap.PAGESIZE
     memory = map_memory(3 * page)
     memory[0] = 1  # One page is populated, two are untouched.

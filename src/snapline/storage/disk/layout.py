@@ -1,10 +1,10 @@
-"""Paths of a store's files, and the names that may occur in them.
+"""Paths of a store's files, and the rules for the names in these paths.
 
     snapline-store                          identity: the store's id
     fork                                    record of the parent fleet, if the fleet is a fork (`store_files.py`)
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
     checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took independently, under one plan
-    manifests/<root>.<generation>           contents of one epoch, and their places
+    manifests/<root>.<generation>           contents of one epoch, and the locations of these contents
     refs/epochs/<number>                    the root of a complete epoch
     pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
     log/<plan>/<host>-<start>/<n>           external inputs accepted by a host, and seals (`storage/log/`)
@@ -13,11 +13,11 @@
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             logs that the coordinator's replicas have had (`store_files.py`)
     probes/<random>                         files that show whether two processes see the same store
-    temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
-                                            of host logs log-<plan>-…, of outputs output-<epoch>-…, of object streams shelf-<n>-…
+    temporary/<epoch>-<random>              unfinished files, only where the file system has no unnamed files. Names begin with plan-<plan>
+                                            for checkpoints, log-<plan> for host logs, output-<epoch> for outputs, shelf-<n> for streams
 
-Paths are relative to the store, with `/`. Names that come from elsewhere, such as a host's report, are checked by these functions before
-the files are opened. In a checkpoint pack a checkpoint's name is `<number>.<agent>`, since the pack may hold several of one agent.
+Paths are relative to the store and use `/`. These functions check names that come from elsewhere, such as from a host's report, before the
+files are opened. A checkpoint pack may contain several checkpoints of one agent, so a checkpoint's name in it is `<number>.<agent>`.
 """
 
 import re
@@ -45,7 +45,7 @@ OBJECT_STREAMS = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""Directories in the order of creation, with parents first. `checkpoints`, `log` and `outputs` are created with their first file."""
+"""Directories of a new store in the order of creation, with parents first. Each other directory is created together with its first file."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
@@ -67,16 +67,16 @@ ROOT_DIRECTORIES = frozenset(
         "lost+found",
     }
 )
-"""Names allowed next to the identity file. The last name exists where the store is a separate file system."""
+"""Names allowed next to the identity file. The name `lost+found` exists where the store is a separate file system."""
 
 EPOCH_MAX = 2**63 - 1
-"""Largest number of an epoch, plan or checkpoint. The number fits a signed 64-bit integer."""
+"""Largest number of an epoch, plan or checkpoint, which fits in a signed 64-bit integer."""
 
 PATHS_KEPT = 1024
-"""Size of the cache of parsed pack names, because every step of an epoch uses the names in its manifest again."""
+"""Size of the cache of parsed pack names. Every step of an epoch parses the names in the epoch's manifest again."""
 
 NUMBER_PATTERN = r"(0|[1-9][0-9]{0,18})"
-"""Regular expression of an epoch, plan, checkpoint or other number in a name: canonical, one group."""
+"""Regular expression, with one group, for an epoch, plan, checkpoint or other number in canonical decimal form."""
 
 _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{NUMBER_PATTERN}\.([0-9a-f]{{32}})")
 _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
@@ -89,7 +89,7 @@ _CHECKPOINT = re.compile(rf"{NUMBER_PATTERN}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a pack, as found in its path. `number` is the epoch, or in `CHECKPOINTS` the plan."""
+    """Name of a pack, as parsed from its path. `number` is the epoch, or the plan if `folder` is `CHECKPOINTS`."""
 
     writer: str
     number: int
@@ -98,7 +98,7 @@ class PackName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the pack; None for a checkpoint pack."""
+        """Epoch of the pack, or None for a checkpoint pack."""
         return self.number if self.folder == PACKS else None
 
     @property
@@ -111,7 +111,7 @@ def parse_location(url: str) -> Path:
     """Return the directory that a `file:///…` URL or a plain path names.
 
     Raises:
-        UsageError: the URL has another scheme, or names another machine.
+        UsageError: If the URL has another scheme, or names another machine.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -127,28 +127,28 @@ def parse_location(url: str) -> Path:
 
 
 def check_epoch(epoch: int) -> int:
-    """Return `epoch` if it is valid; UsageError otherwise."""
+    """Return `epoch` if it is valid. Raise UsageError otherwise."""
     if not 0 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch number: they count from 0")
     return epoch
 
 
 def check_plan(plan: int) -> int:
-    """Return `plan` if it is valid; UsageError otherwise."""
+    """Return `plan` if it is valid. Raise UsageError otherwise."""
     if not 1 <= plan <= EPOCH_MAX:
         raise UsageError(f"{plan} is no number of a plan: they count from 1")
     return plan
 
 
 def check_writer(writer: str) -> str:
-    """Return `writer` if it is an id and safe as the name of a directory; UsageError otherwise."""
+    """Return `writer` if it is an id that is safe as the name of a directory. Raise UsageError otherwise."""
     if writer in (".", ".."):
         raise UsageError(f"{writer!r} cannot name a writer: it is a directory's own name")
     return check_id(writer, "writer")
 
 
 def check_root(root: str) -> str:
-    """Return `root` if it is 64 hexadecimal digits; UsageError otherwise."""
+    """Return `root` if it consists of 64 hexadecimal digits. Raise UsageError otherwise."""
     if _ROOT.fullmatch(root) is None:
         raise UsageError(f"{root!r} is no root: they have 64 hexadecimal digits")
     return root
@@ -160,7 +160,7 @@ def pack_path(name: PackName) -> str:
 
 
 def manifest_path(root: str, generation: int = 0) -> str:
-    """Return the path of the manifest with `root`. A later generation lists the same content at other places."""
+    """Return the path of the manifest that has this root. A later generation lists the same contents at other locations."""
     return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
@@ -170,13 +170,13 @@ def ref_path(epoch: int) -> str:
 
 
 def temporary_name(name: PackName) -> str:
-    """Return the name of a pack's unfinished file, for file systems that need a name."""
+    """Return the name of a pack's unfinished file, for file systems that do not support unnamed files."""
     return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
 
 
 @lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
-    """Return the name of the pack at this path; None if it is not the path of a pack in `folder` (`PACKS` or `CHECKPOINTS`)."""
+    """Return the name of the pack at this path, or None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have this path."""
     match = _PACK.fullmatch(path)
     if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
@@ -184,28 +184,28 @@ def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
 
 
 def parse_any_pack_path(path: str) -> PackName | None:
-    """Return the name of the pack at this path; None if it is the path of neither an epoch's pack nor a checkpoint pack."""
+    """Return the name of the pack at this path, or None if neither an epoch's pack nor a checkpoint pack can have this path."""
     return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
 
 
 def checkpoint_name(agent: str, number: int) -> str:
-    """Return the name of checkpoint `number` of `agent` in a checkpoint pack; UsageError if the number is invalid."""
+    """Return the name of checkpoint `number` of `agent` in a checkpoint pack. Raise UsageError if the number is invalid."""
     if not 0 <= number <= EPOCH_MAX:
         raise UsageError(f"{number} is no number of a checkpoint: they count from 0")
     return f"{number}.{check_id(agent)}"
 
 
 def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
-    """Return the agent and the number; None if this is not the name of a checkpoint in a checkpoint pack.
+    """Return the agent and the number in a checkpoint's name, or None if `name` is not the name of a checkpoint in a checkpoint pack.
 
-    The first dot ends the number, because ids of agents may contain dots.
+    The first dot ends the number, because agent ids may contain dots.
     """
     match = _CHECKPOINT.fullmatch(name)
     return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
 def parse_manifest_path(path: str) -> tuple[str, int] | None:
-    """Return the root and the generation of a manifest's path; None for other paths."""
+    """Return the root and the generation in a manifest's path, or None if `path` is not the path of a manifest."""
     match = _MANIFEST.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
@@ -216,15 +216,16 @@ def is_root(root: str) -> bool:
 
 
 def parse_ref_path(path: str) -> int | None:
-    """Return the epoch of a ref's path; None for other paths."""
+    """Return the epoch in a ref's path, or None if `path` is not the path of a ref."""
     match = _REF.fullmatch(path)
     return None if match is None or int(match[1]) > EPOCH_MAX else int(match[1])
 
 
 def parse_temporary_path(path: str) -> tuple[str, int] | None:
-    """Return the purpose of a temporary file: its folder (`PACKS` also for an epoch's other files), and the epoch or plan.
+    """Return the folder for which a temporary file was created, and its epoch, plan or other number. The folder is `PACKS` for all files of
+    an epoch.
 
-    Return None if the path is not the path of a temporary file.
+    Return None if `path` is not the path of a temporary file.
     """
     match = _TEMPORARY.fullmatch(path)
     return None if match is None else (_TEMPORARY_FOLDERS[match[1] or ""], int(match[2]))
@@ -236,7 +237,7 @@ def is_probe_path(path: str) -> bool:
 
 
 def check_probe(path: str) -> str:
-    """Return `path` if it is the path of a probe file; UsageError otherwise."""
+    """Return `path` if it is the path of a probe file. Raise UsageError otherwise."""
     if not is_probe_path(path):
         raise UsageError(f"{path!r} is no path of a probe")
     return path

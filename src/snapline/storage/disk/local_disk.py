@@ -1,31 +1,32 @@
-"""Disk protocol: the primitive calls that `storage/` makes, and their implementation for the local file system.
+"""Disk protocol: the primitive calls that `storage/` makes. `LocalDisk` implements them for the local file system.
 
-Every file is written once and never changed. `write_once` makes a file appear under its name complete and durable, or not at all:
+Every file is written once and never changed. With `write_once`, a file appears under its name complete and durable, or not at all:
 
-1. open a temporary file, unnamed where the file system supports it (`O_TMPFILE`), so a killed process leaves nothing;
+1. open a temporary file, unnamed where the file system supports it (`O_TMPFILE`), so that a killed process leaves no file behind;
 2. write its bytes;
 3. call `fdatasync`, so that the bytes are on the disk before any name refers to them;
-4. `link` the file to the name, which fails if the name exists. Never rename over a name: that would replace a file on which others rely;
+4. `link` the file to the name, which fails if the name exists. Never rename onto an existing name, because that would replace a file on
+   which other processes rely;
 5. `fsync` the directory, so that the name is on the disk too.
 
-If `fdatasync` fails, the file is abandoned, because the kernel may have dropped the dirty pages and report success for the next sync. The
-next attempt writes another file. A directory is different: its entries are journalled, and a failed journal rejects all later writes. So
-the sync of a directory may be repeated.
+If `fdatasync` fails, the file is abandoned, because the kernel may have dropped the dirty pages and may report success for the next sync.
+The next attempt writes another file. A directory is different: its entries are journalled, and after a failure the journal rejects all
+later writes. So the sync of a directory may be repeated.
 
-The caller's only duty: sync a new directory in its parent before a file inside the directory counts as durable
+The caller has one duty: before a file in a new directory counts as durable, the caller must sync the directory's parent
 (`make_durable_directory`).
 
-A simulator replaces `Disk`; the crash test records the calls of a disk. Paths are relative to the store; `""` is the store itself.
-All methods raise only OSError.
+The simulator has its own `Disk`, and the crash test records the calls of a disk. Paths are relative to the store, and `""` is the store
+itself. All methods raise only OSError.
 
-**Lock files.** One process at a time holds a lock; a second process gets an error that names the holder. The kernel releases a lock when
-its descriptor is closed or its process ends in any way. The text in the file is for people: it names the holder, but is valid only while
-the file is locked.
+**Lock files.** Only one process at a time can hold a lock. A second process gets an error that names the holder. The kernel releases a lock
+when the holder closes the descriptor or the process ends in any way. The text in the file tells people who holds the lock, and is valid
+only while the file is locked.
 
-**Parallel calls.** An object store has a high latency per request, and parallel requests hide it. A pack is one object, sent by one
-conditional request. So the pack exists completely or not at all, and after a failure the whole pack is sent again (`Store.write_pack`).
-Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted upload would stay until somebody
-removes it. Large amounts of data are stored as many packs, which are sent in parallel.
+**Parallel calls.** Each request to an object store has a high latency, which parallel requests hide. A pack is one object that one
+conditional request sends. So the pack exists completely or not at all, and after a failure the whole pack is sent again
+(`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted upload would
+remain until somebody removes it. Large amounts of data are stored as many packs, which are sent in parallel.
 """
 
 import contextlib
@@ -47,19 +48,19 @@ from snapline.storage.disk.layout import TEMPORARY
 from snapline.storage.disk.record import Buffer
 
 HOLDER_BYTES_MAX = 400
-"""Largest text in a lock file, in bytes: a process id, a machine's name (255 characters at most), and a time."""
+"""Largest text in a lock file, in bytes. The text contains a process id, a machine name (255 characters at most), and a time."""
 
 
 class LockHeldError(BlockingIOError):
-    """The file is locked. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
+    """Another process holds the lock. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
 
 
 def lock_file(path: str | os.PathLike[str]) -> int:
-    """Lock a file, creating it if it is missing, and write the holder into the file. Return the descriptor that holds the lock.
+    """Lock a file, creating it if it is missing, and write the holder's name into it. Return the descriptor that holds the lock.
 
     Raises:
-        LockHeldError: another process holds the lock.
-        OSError: the file cannot be opened.
+        LockHeldError: If another process holds the lock.
+        OSError: If the file cannot be opened.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -79,44 +80,44 @@ def lock_file(path: str | os.PathLike[str]) -> int:
 
 
 WRITE_BYTES = 8 * 2**20
-"""Size of one write in bytes: a small pack needs one call, and a large pack is never in memory twice."""
+"""Size of one write in bytes. A small pack needs only one call, and a large pack is never in memory twice."""
 
 _JOIN_BYTES_MAX = 2**18
-"""Size in bytes below which joining the pieces is cheaper than the kernel's work per buffer (256 KiB)."""
+"""Size in bytes up to which joining the pieces is cheaper than passing them to the kernel as separate buffers (256 KiB)."""
 
 _BUFFERS_MAX = 1024
-"""Largest number of buffers per call (IOV_MAX of Linux)."""
+"""Largest number of buffers per call (IOV_MAX on Linux)."""
 
 _NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""Errors of file systems and old kernels that do not support `O_TMPFILE`."""
+"""Error numbers from file systems and old kernels that do not support `O_TMPFILE`."""
 
 _READ_BYTES_MAX = 2**30
-"""Largest read in bytes: Linux reads at most 2 GiB - 4 KiB in one call."""
+"""Largest read in bytes. Linux reads at most 2 GiB - 4 KiB in one call."""
 
 
 class StoreUnavailableError(OSError):
-    """The opened store is unavailable, or another store is in its place (`store_files.OpenedDisk`)."""
+    """The opened store is unavailable, or another store has replaced it (`store_files.OpenedDisk`)."""
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a directory. Everything that is not a directory counts as a file."""
+    """One entry of a directory. Everything except a directory counts as a file."""
 
     name: str
     is_directory: bool
 
 
 class Disk(Protocol):
-    """Primitive calls of a disk. A disk makes no decisions."""
+    """Primitive calls of a disk. The implementation makes no decisions."""
 
     @property
     def location(self) -> str:
         """Location of the store, for messages to people."""
 
     def make_root(self) -> None:
-        """Make the store's directory and its ancestors, each synced in its parent. Existing directories are kept."""
+        """Create the store's directory and its missing ancestors, and sync each of them in its parent. Existing directories are kept."""
 
     def make_directory(self, path: str) -> None:
-        """Make one directory. Raises FileExistsError if the directory exists."""
+        """Create one directory. Raise FileExistsError if the directory exists."""
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
@@ -125,7 +126,7 @@ class Disk(Protocol):
         """Make the directory's entries durable."""
 
     def open_temporary(self, directory: str, name: str) -> int:
-        """Open a file for writing without a name. If the file system needs a name, the file is `temporary/<name>`."""
+        """Open an unnamed file for writing. If the file system does not support unnamed files, the file is `temporary/<name>`."""
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         """Append all pieces to the open file, in order."""
@@ -134,26 +135,26 @@ class Disk(Protocol):
         """Make the file's bytes and length durable."""
 
     def link(self, handle: int, path: str) -> None:
-        """Give the open file a name. Raises FileExistsError if the name is taken."""
+        """Give the open file a name. Raise FileExistsError if the name is taken."""
 
     def close(self, handle: int) -> None:
-        """Close the file. If the file has a temporary name, remove the name."""
+        """Close the file. If the file has a temporary name, remove that name."""
 
     def unlink(self, path: str) -> None:
-        """Remove a name. Raises FileNotFoundError if the name does not exist."""
+        """Remove a name. Raise FileNotFoundError if the name does not exist."""
 
     def size(self, path: str) -> int:
         """Return the length of a file in bytes."""
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Return the bytes of a file from `offset` on: `length` bytes, or fewer if the file ends earlier."""
+        """Return the bytes of a file starting at `offset`: `length` bytes, or fewer if the file ends earlier."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         """Return the entries of a directory, sorted by name."""
 
 
 class LocalDisk:
-    """The local file system, or one mounted on this machine. Threads may share the disk."""
+    """A file system that is local or mounted on this machine. Threads may share the disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -171,7 +172,7 @@ class LocalDisk:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(mode=0o700, exist_ok=True)  # States of agents may be confidential.
+            directory.mkdir(mode=0o700, exist_ok=True)  # Agent states may be confidential.
             sync_folder(directory.parent)
 
     def make_directory(self, path: str) -> None:
@@ -251,7 +252,7 @@ class LocalDisk:
             os.close(handle)
 
     def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill `buffers`, one after another, from `offset` on; return the number of bytes read."""
+        """Read a file into `buffers`, one after another, starting at `offset`. Return the number of bytes read."""
         handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         rest, read_bytes = [buffer for buffer in buffers if len(buffer)], 0
         try:
@@ -268,7 +269,7 @@ class LocalDisk:
     def lock(self, path: str) -> int:
         """Lock a file, creating it if it is missing. The lock is held until the descriptor is closed or the process ends.
 
-        Raises LockHeldError if the file is already locked.
+        Raise LockHeldError if the file is already locked.
         """
         return lock_file(self._full(path))
 
@@ -282,11 +283,11 @@ class LocalDisk:
 
 
 def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
-    """Make the file `path` appear complete and durable. Failpoints are named `<point>.opened` and so on.
+    """Create the file `path` so that it appears complete and durable. Failpoints are named `<point>.opened` and so on.
 
     Raises:
-        FileExistsError: the name is taken; nothing was changed.
-        OSError: the disk failed. If only the last step failed, the file exists, and may or may not survive a crash.
+        FileExistsError: If the name is taken. Nothing was changed.
+        OSError: If the disk failed. If only the last step failed, the file exists, but may be lost in a crash.
     """
     directory = path.rpartition("/")[0]
     handle = disk.open_temporary(directory, temporary_name)
@@ -306,9 +307,9 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 
 
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill `buffers`, one after another, from `offset` on; return the number of bytes read.
+    """Read a file into `buffers`, one after another, starting at `offset`. Return the number of bytes read.
 
-    The disk's own `read_into` is used if it exists, which copies nothing; otherwise `read` and a copy.
+    If the disk has a method `read_into`, this function uses it, which avoids a copy. Otherwise it calls `read` and copies the bytes.
     """
     direct = getattr(disk, "read_into", None)
     if direct is not None:
@@ -323,24 +324,24 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 
 
 def creates_only(disk: Disk) -> bool:
-    """Return whether the disk refuses to overwrite an existing name. Some object stores overwrite."""
+    """Return whether the disk refuses to overwrite an existing file. Some object stores do overwrite."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
 
 
 def appends(disk: Disk) -> bool:
-    """Return whether a named file can still grow. Objects cannot."""
+    """Return whether a file can grow after it has got its name. Objects cannot."""
     return bool(getattr(getattr(disk, "abilities", None), "appends", True))
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:
-    """Create a directory if it is missing. Sync its parent in any case, because the creator may have died before the sync."""
+    """Create a directory if it is missing. Always sync its parent, because the creator may have died before syncing it."""
     with contextlib.suppress(FileExistsError):
         disk.make_directory(path)
     disk.sync_directory(path.rpartition("/")[0])
 
 
 def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the pieces in lists of about `WRITE_BYTES`."""
+    """Yield the pieces in lists of about `WRITE_BYTES` bytes each."""
     gathered: list[Buffer] = []
     size = 0
     for piece in pieces:
@@ -366,18 +367,19 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _AHEAD = 4
-"""Number of calls per thread that begin before a result is taken. A caller that takes only the first results waits for few other calls."""
+"""Number of calls per thread that begin before a result is taken. A caller that takes only the first results waits for few further
+calls."""
 
 
 def requests_at_once(disk: Disk) -> int:
-    """Return the number of requests that the disk should get in parallel; 1 means sequentially."""
+    """Return how many requests should be sent to the disk in parallel. 1 means one after another."""
     return int(getattr(disk, "requests_at_once", 1))
 
 
 def parallel_map(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
-    """Yield the result of `call` for each item, in order. Up to `count` calls run at once, in threads.
+    """Yield the result of `call` for each item, in order. Up to `count` calls run in parallel, in threads.
 
-    The first exception ends the iteration, after the calls that have already begun.
+    The first exception ends the iteration, after all calls that have already begun have ended.
     """
     if min(count, len(items)) < 2:
         yield from map(call, items)

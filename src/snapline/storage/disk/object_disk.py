@@ -1,54 +1,55 @@
-"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. Also opens the
-disk that a URL names.
+"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. This module also
+opens the disk that a URL names.
 
-The `Disk` protocol was designed for files. Its calls map onto objects as follows:
+The `Disk` protocol was designed for files. The protocol's calls map to object stores as follows:
 
 | `Disk` | object store |
 | --- | --- |
-| an open file without a name | a buffer in memory: nothing is sent before it is complete |
-| `sync_data` | nothing: an acknowledged PUT is durable |
+| an open file without a name | a buffer in memory: nothing is sent until the file is complete |
+| `sync_data` | no request: an acknowledged PUT is durable |
 | `link`, which fails if the name is taken | one conditional PUT (`If-None-Match: *` or equivalent) |
-| directories, and their sync | nothing: a directory is a common prefix of names |
-| `read` | GET of a range |
-| `list_directory` | LIST with a delimiter; the client follows all pages |
+| directories and syncing them | no request: a directory is a common prefix of names |
+| `read` | GET with a range |
+| `list_directory` | LIST with a delimiter, for which the client fetches all pages |
 
-**The model.** After the store has answered, every later request sees the effect (S3 since 2020, Google, Azure, Ceph). Of several
-conditional PUTs of one name, one succeeds. `open_disk` checks this once, on opening, and the class relies on the result
-(`DiskCapabilities`).
+**The model.** After the store has replied to a request, every later request sees its effect (S3 since 2020, Google, Azure, Ceph). If
+several conditional PUTs use one name, exactly one succeeds. `open_disk` checks this once when it opens the store, and the class relies on
+the result (`DiskCapabilities`).
 
-**A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then finds its own object. So
-FileExistsError means that the name is taken, but not by whom. A caller that derives the name from the content compares the existing bytes
-(`store_files.create_or_compare`). A caller with a random name takes another name (for packs: call `Store.write_pack` again). Neither caller
-needs to know who created the object.
+**A PUT whose outcome is unknown.** The connection may fail after the store has created the object, and a retry then finds the object that
+it created. So FileExistsError means that the name is taken, but not which writer took it. A caller that derives the name from the content
+compares the existing bytes (`store_files.create_or_compare`). A caller with a random name chooses another name (for packs: call
+`Store.write_pack` again). Neither caller needs to know who created the object.
 
-**Differences from a file system**, all harmless to `Store`: empty directories do not exist; a missing directory lists as empty;
-`make_directory` never fails. If two threads unlink one name, both may succeed, because stores delete without an error and the class
-checks first.
+**Differences from a file system.** All are harmless to `Store`. Empty directories do not exist, a missing directory lists as empty, and
+`make_directory` never fails. If two threads unlink one name, both may succeed, because stores delete a missing object without an error and
+the class checks for the object beforehand.
 
-All methods raise only OSError, and never EIO, which means damaged bytes (`store_files.reading`): an unreachable store has not damaged
-anything. Threads may share a disk. After a fork, only the parent process may use the disk.
+All methods raise only OSError. The methods never raise EIO, which means damaged bytes (`store_files.reading`), because an unreachable store
+has not damaged anything. Threads may share a disk. After a fork, only the parent process may use the disk.
 
-This module carries G4 as `storage/disk/local_disk.py` does: a name has all its bytes, or does not exist.
+This module carries G4 as `storage/disk/local_disk.py` does: a file appears under its name complete, or not at all.
 
-**Opening.** `open_disk` opens the disk of a store's URL, and probes what the object store can do.
+**Opening.** `open_disk` opens the disk that a store's URL names, and probes the capabilities of an object store.
 
     /data/store, file:///data/store     a directory that all hosts share
     s3://bucket/prefix                  S3 and compatible stores
     gs://bucket/prefix                  Google Cloud Storage
     az://container/prefix               Azure
-    memory://name                       objects in this process, for tests; lost when the process ends
+    memory://name                       objects in this process, for tests; they are lost when the process ends
 
 Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …); snapline defines none of its own.
+`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …). Snapline defines no variables of
+its own for this.
 
-**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition and ignore it. So
-opening puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are gone, the store overwrites
-objects and is refused. `allow_unconditional=True` opens such a store nevertheless, which is safe only if one coordinator decides what is
-written under each name. Then the probe reads a range; if that fails, only whole objects are read later.
+**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition but ignore it. So
+`open_disk` puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are gone, the store overwrites
+objects, and `open_disk` refuses it. `allow_unconditional=True` opens such a store nevertheless, which is safe only if one coordinator
+decides which bytes are written under each name. The probe also reads a range. If that fails, later reads always fetch whole objects.
 
-The probe has the name of a temporary file of epoch 0 and is removed at once. `verify` and the sweep treat the probe of a killed process as
-garbage, not as damage. A key without write permission opens the store for reading only. Each opening makes six small requests. Earlier
-answers are not cached, since the server may have been replaced.
+The probe object has the name of a temporary file of epoch 0 and is removed at once. If a process is killed during a probe, `verify` and the
+sweep treat the remaining object as garbage rather than damage. A key without write permission opens the store only for reading. Each
+opening sends six small requests. The results of earlier probes are not cached, since the server may have been replaced.
 """
 
 import contextlib
@@ -73,19 +74,20 @@ if TYPE_CHECKING:
 
 
 PUT_BYTES_MAX = 5 * 2**30
-"""Largest PUT that S3 accepts (5 GiB). Multipart uploads are unconditional on some servers, so snapline does not use them."""
+"""Largest PUT that S3 accepts (5 GiB). Multipart uploads are unconditional on some servers, so Snapline does not use them."""
 
 REQUESTS_AT_ONCE = 8
-"""Number of parallel requests. Each waits some 20 to 100 ms for its first byte, and keeps a pack of 32 MiB in memory while sending it."""
+"""Number of parallel requests. A request waits 20 to 100 ms for its first byte, and keeps its pack of 32 MiB in memory during the
+upload."""
 
 CONFLICTS_MAX = 5
-"""Largest number of attempts at a PUT that the store rejects because of a simultaneous PUT (S3: 409) without keeping either."""
+"""Largest number of attempts at a PUT if the store rejects simultaneous PUTs of one name without accepting any of them (S3: 409)."""
 
 _CONFLICT_PAUSE_S = 0.1
-"""First pause in seconds, doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
+"""First pause in seconds, doubled after each conflict. The pauses of 0.1 + 0.2 + 0.4 + 0.8 s should outlast the other request."""
 
 _ERROR_TEXT_LENGTH_MAX = 240
-"""Number of characters to keep of a foreign error's first line, before any XML: enough for request and answer."""
+"""Number of characters kept of a foreign error's first line, before any XML. This number is enough for the request and the reply."""
 
 _ERROR_CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
@@ -108,20 +110,21 @@ _ERROR_TEXT_ERRNO = (
     ("kind: ConnectionRefused", errno.ECONNREFUSED, "connection refused"),
     ("kind: Connect", errno.ECONNREFUSED, "it cannot be reached"),
 )
-"""Texts to look for in a foreign error, since all such errors have one class. The first match counts.
+"""Texts to look for in a foreign error, since many such errors share one class. The first match applies.
 
-The error's text also contains the object's name. So each entry has a character that no name in a store has: a blank, `<` or two slashes.
+The error's text also contains the object's name. So each text contains a character that no name in a store contains: a blank, `<` or two
+slashes.
 """
 
 
 class DiskCapabilities(msgspec.Struct, frozen=True):
-    """Capabilities of an object store, as found by a probe.
+    """Capabilities of an object store, as determined by a probe.
 
     Attributes:
         creates_only: a conditional PUT of an existing name fails. If False, two racing writers may both succeed.
-        reads_ranges: a part of an object can be read. If False, each read fetches the whole object.
-        may_write: the key may write. If False, `link` fails.
-        appends: a named file may still grow. Objects cannot.
+        reads_ranges: the store can return a part of an object. If False, each read fetches the whole object.
+        may_write: the key has write permission. If False, `link` fails.
+        appends: a file can grow after it has got its name. Objects cannot.
     """
 
     creates_only: bool = True
@@ -131,7 +134,7 @@ class DiskCapabilities(msgspec.Struct, frozen=True):
 
 
 class _PendingObject:
-    """An open file without a name: its pieces, and their total length."""
+    """An open file without a name, held in memory as pieces with their total length."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -139,7 +142,7 @@ class _PendingObject:
 
 
 class ObjectDisk:
-    """Disk on an object store; implements `local_disk.Disk`. Use `open_disk`, unless you supply your own obstore store."""
+    """Disk on an object store, which implements `local_disk.Disk`. Use `open_disk` unless you supply your own obstore store."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class ObjectDisk:
         put_bytes_max: int = PUT_BYTES_MAX,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Wrap an obstore store whose root is the snapline store's root. `location` names the store in messages."""
+        """Wrap an obstore store whose root is the Snapline store's root. `location` names the store in messages."""
         self.abilities = abilities or DiskCapabilities()
         self.requests_at_once = REQUESTS_AT_ONCE
         self._store = store
@@ -165,7 +168,7 @@ class ObjectDisk:
     def location(self) -> str:
         return self._location
 
-    # -- directories: common starts of names -------------------------------------------------------------------------
+    # -- directories: common prefixes of names -----------------------------------------------------------------------
 
     def make_root(self) -> None:
         pass
@@ -209,7 +212,7 @@ class ObjectDisk:
         self._file(handle)
 
     def link(self, handle: int, path: str) -> None:
-        """Send the object. An earlier attempt of the same caller may have taken the name: see the module docstring."""
+        """Send the object. An earlier attempt by the same caller may have taken the name, as the module docstring explains."""
         pieces = self._file(handle).pieces or [b""]
         if not self.abilities.may_write:
             raise PermissionError(errno.EACCES, "this key may read only", path)
@@ -242,11 +245,11 @@ class ObjectDisk:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def size(self, path: str) -> int:
-        """Return the object's length in bytes; 0 for a directory that is not empty."""
+        """Return the object's length in bytes, or 0 for a directory that is not empty."""
         try:
             return self._size(path)
         except FileNotFoundError:
-            # obstore.list is not used here: before 0.12 its first page held the interpreter's lock while waiting, and hung.
+            # obstore.list is not used here: before 0.12 it held the interpreter's lock while waiting for the first page, and hung.
             if not path or self.list_directory(path):
                 return 0
             raise
@@ -260,7 +263,8 @@ class ObjectDisk:
         try:
             return get_range(self._store, path, offset, length)
         except OSError as error:
-            # A range at or after the end is an error (S3: 416) with a different text in each store. So compare with the object's length.
+            # A range that begins at or after the end is an error (S3: 416), with a different text in each store. So check the object's
+            # length.
             if error.errno != errno.EREMOTEIO or self._size(path) > offset:
                 raise
             return b""
@@ -275,7 +279,7 @@ class ObjectDisk:
         return file
 
     def _put_if_missing(self, path: str, pieces: list[bytes]) -> None:
-        """Put an object whose name is free, without a conditional request. If two writers race, neither notices."""
+        """Put an object if its name is free, without a conditional request. If two writers race, neither detects the other."""
         import obstore
 
         if self._is_object(path):
@@ -300,7 +304,7 @@ class ObjectDisk:
 
 
 def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
-    """Create an object from all pieces. Raises FileExistsError if the name is taken, or was taken meanwhile."""
+    """Create an object from all pieces. Raise FileExistsError if the name is taken."""
     import obstore
 
     with translating(path):
@@ -308,11 +312,10 @@ def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
 
 
 def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> bytes:
-    """Return `length` bytes of an object from `offset` on; fewer only if the object ends earlier.
+    """Return `length` bytes of an object, starting at `offset`. Return fewer bytes only if the object ends earlier.
 
     Raises:
-        OSError: the store failed. The error number is EREMOTEIO also if the object ends before `offset`, or if the store sent too few
-            bytes.
+        OSError: If the request failed. If the object ends before `offset`, or the store sent too few bytes, the error number is EREMOTEIO.
     """
     import obstore
 
@@ -335,7 +338,7 @@ def get_whole(store: "ObjectStore", path: str) -> bytes:
 
 @contextlib.contextmanager
 def translating(path: str) -> Iterator[None]:
-    """Translate errors of obstore into OSError, keeping the cause."""
+    """Translate errors of obstore into OSError. The original error is kept as the cause."""
     from obstore.exceptions import BaseError
 
     try:
@@ -347,7 +350,7 @@ def translating(path: str) -> Iterator[None]:
 
 
 def _translated(error: Exception, path: str) -> OSError:
-    """Return the OSError for a foreign error. Python picks the subclass by the error number."""
+    """Return the OSError for a foreign error. Python chooses the subclass from the error number."""
     text = str(error)
     for needle, number, text_part in _ERROR_TEXT_ERRNO:
         if needle in text:
@@ -370,27 +373,28 @@ def _no_such_handle(handle: int) -> OSError:
 
 
 CONNECT_TIMEOUT_S = 5
-"""Time limit for connecting, in seconds. Connecting takes milliseconds, or longer after a lost packet or two."""
+"""Time limit for connecting, in seconds. Connecting takes milliseconds, or longer if one or two packets are lost."""
 
 REQUEST_TIMEOUT_S = 40
-"""Time limit for one request with its whole answer, in seconds: enough for 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its equivalents override
-it."""
+"""Time limit for one request including its whole response, in seconds. The limit is enough for 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its
+equivalents override the limit."""
 
 RETRY_S = 12
-"""Time in seconds after which no retry begins. With the last pause and request a call ends within 60 s; then the caller decides."""
+"""Time in seconds after which no retry begins. Including the last pause and request, a call ends within 60 s, so that the caller can
+decide."""
 
 RETRIES_MAX = 5
-"""Largest number of retries for a lost connection or a throttled request, with one to four seconds of pauses in all. Callers handle longer
-outages."""
+"""Largest number of retries for a lost connection or a throttled request. The pauses between retries add up to one to four seconds. Callers
+handle longer outages."""
 
 _PAUSE_FIRST_S = 0.1
 _PAUSE_MAX_S = 2
 
 MEMORY_STORES_MAX = 1000
-"""Largest number of `memory://` stores per process: more than tests need, and a limit that stops endless loops."""
+"""Largest number of `memory://` stores in a process. The limit exceeds the needs of tests, and stops endless loops that create stores."""
 
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-"""Schemes of object stores, with the prefix of their environment variables."""
+"""Map from each scheme of object stores to the prefix of its environment variables."""
 
 _FLAGS = ("allow_http", "allow_invalid_certificates")
 _TEXTS = ("timeout", "connect_timeout", "proxy_url")
@@ -401,7 +405,7 @@ _PROBE_BYTES = (b"0123456789abcdef", b"fedcba9876543210")
 """Contents of the two PUTs of a probe."""
 
 _CONDITION_REFUSED = frozenset({errno.EOPNOTSUPP, errno.EREMOTEIO})
-"""Errors of a server that does not support conditional requests, such as 501."""
+"""Error numbers from a server that does not support conditional requests, for example with status 501."""
 
 _ID_BYTES = 16
 
@@ -412,16 +416,17 @@ _memory_lock = threading.Lock()
 def open_disk(
     url: str, *, allow_unconditional: bool = False, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Disk:
-    """Return the disk that a plain path or URL names. An object store is probed first; a directory is not touched.
+    """Return the disk that a plain path or URL names. An object store is probed before this function returns. A directory is not accessed.
 
     Args:
-        url: see the module docstring.
-        allow_unconditional: accept an object store that overwrites; only for a fleet with one coordinator.
+        url: plain path or URL, in one of the forms that the module docstring lists.
+        allow_unconditional: accept an object store that overwrites objects. Accepting such a store is safe only for a fleet with one
+            coordinator.
         random_bytes: source of the probe's name.
 
     Raises:
-        UsageError: the scheme is unknown, the URL malformed, an extra missing, or the store overwrites.
-        StoreError: the object store is unreachable, or loses bytes.
+        UsageError: If the scheme is unknown, the URL is malformed, an optional dependency is missing, or the store overwrites objects.
+        StoreError: If the object store is unreachable, or returns other bytes than were written.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
@@ -446,10 +451,10 @@ def open_disk(
 
 
 def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.urandom) -> DiskCapabilities:
-    """Find out by a probe what an object store can do; see the module docstring.
+    """Determine the capabilities of an object store by a probe. See the module docstring.
 
     Raises:
-        OSError: the store is unreachable, the key may neither read nor write, or the written bytes do not come back.
+        OSError: If the store is unreachable, the key may neither read nor write, or the store does not return the written bytes.
     """
     path = f"{TEMPORARY}/0-{random_bytes(_ID_BYTES).hex()}"
     try:
@@ -467,15 +472,15 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
 
 
 def _put_is_refused(store: "ObjectStore", path: str) -> bool:
-    """Put an object twice; return whether the store refused the second PUT."""
-    # The name is random. If it is taken at once, an earlier attempt of this call took it and the answer was lost.
+    """Put an object twice, and return whether the store refused the second PUT."""
+    # The name is random. If it is already taken, an earlier attempt of this call took it and the reply was lost.
     try:
         with contextlib.suppress(FileExistsError):
             put_new(store, path, [_PROBE_BYTES[0]])
     except PermissionError:
         raise
     except OSError:
-        # Some servers reject the condition itself. If something else is wrong, the unconditional PUT fails too.
+        # Some servers reject the condition itself. If there is another problem, the unconditional PUT fails too.
         _put(store, path)
     try:
         put_new(store, path, [_PROBE_BYTES[1]])
@@ -512,7 +517,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe. A key without permission to delete leaves the probe as garbage for the sweep."""
+    """Remove the probe object. If the key has no permission to delete, the object remains as garbage for the sweep."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

@@ -1,18 +1,18 @@
-"""Record format: the envelope of every small file, and of a pack's header and index. Also the error for damage to any file.
+"""Record format: the envelope of every small file, and of a pack's header and index. Also defines the error for damage to any file.
 
-    magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
+    magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of everything before (32)
 
 Integers are little-endian. The envelope's layout never changes. So a reader can distinguish a damaged file (wrong digest) from an intact
-file of a later version (right digest, unknown version), and reject the latter with a clear error.
+file of a later version (correct digest, unknown version), and reject the latter with a clear error.
 
-Damage is reported with its evidence: which file, which epoch, which agent (G11).
+A damage report names the damaged file, its epoch and its agent (G11).
 
-*Guard*: the interface through which the store uses encryption and signatures; `protection.py` implements it. A store without keys has
-no guard.
+*Guard*: the interface through which the store uses encryption and signatures. `protection.py` implements the interface. A store without
+keys has no guard.
 
-Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not keyed.
+Digests of plaintext are keyed where blobs are encrypted, so that the digests reveal no content. Digests of stored bytes are not keyed.
 
-`open_data` decrypts data with its own key: batches of host logs, and parts of output files.
+`open_data` decrypts data that has its own key: batches of host logs, and parts of output files.
 """
 
 import struct
@@ -29,11 +29,11 @@ class Finding(msgspec.Struct, frozen=True):
     """A damaged, missing or surplus file.
 
     Attributes:
-        path: path within the store, such as `packs/h1.3/7.ab12…`.
-        epoch: epoch of the file; None if it is unknown, or the file belongs to no epoch.
+        path: path in the store, such as `packs/h1.3/7.ab12…`.
+        epoch: epoch of the file, or None if the epoch is unknown or the file belongs to no epoch.
         reason: description of the problem.
-        agent: agent whose checkpoint is damaged; empty if the damage is not limited to one checkpoint.
-        number: number of that checkpoint, in a checkpoint pack; None in other files.
+        agent: agent whose checkpoint is damaged, or "" if the damage is not limited to one checkpoint.
+        number: number of that checkpoint if it is in a checkpoint pack, otherwise None.
     """
 
     path: str
@@ -44,15 +44,15 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def plan(self) -> int | None:
-        """Plan of a damaged checkpoint pack; None for other files."""
+        """Plan of a damaged checkpoint pack, or None for other files."""
         name = parse_pack_path(self.path, CHECKPOINTS)
         return None if name is None else name.number
 
 
 def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
-    """Return (not raise) the error for damage. `finding_of` extracts the evidence from this error.
+    """Return (not raise) the error for damage. `finding_of` extracts the finding from this error.
 
-    `blob` is the name of the damaged blob, which names its agent; empty if the damage is not limited to one blob.
+    `blob` is the name of the damaged blob, from which the agent is derived. `blob` is "" if the damage is not limited to one blob.
     """
     agent, number = owner_of(path, blob)
     finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
@@ -80,26 +80,27 @@ class PlacedRecord(Protocol):
 
 
 def check_place(record: PlacedRecord, path: str, store_id: str | None) -> None:
-    """Raise DamagedDataError if the record at `path` belongs to another place. `store_id` None skips the comparison of the store."""
+    """Raise DamagedDataError if the record at `path` belongs to another path or store. If `store_id` is None, the store's id is not
+    checked."""
     if record.path != path:
         raise damaged(path, f"it is the file {record.path}")
     check_store(record.store, path, store_id)
 
 
 def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
-    """Raise DamagedDataError if the data at `path` belongs to another store. `store_id` None accepts any store."""
+    """Raise DamagedDataError if the data at `path` belongs to another store. If `store_id` is None, any store is accepted."""
     if store_id is not None and store != store_id:
         raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
 
 
 def owner_of(path: str, blob: str) -> tuple[str, int | None]:
-    """Return the agent, and in a checkpoint pack the number, of the checkpoint blob `blob` in the pack at `path`."""
+    """Return the agent of the checkpoint `blob` in the pack at `path`, and its number if the pack is a checkpoint pack, otherwise None."""
     known = parse_checkpoint_name(blob) if parse_pack_path(path, CHECKPOINTS) is not None else None
     return known or (blob, None)
 
 
 def finding_of(error: DamagedDataError) -> Finding | None:
-    """Return the finding in an error that `storage/` raised; None if other code raised the error."""
+    """Return the finding of an error that `damaged` created, or None if other code created the error."""
     finding = error.__dict__.get("finding")
     return finding if isinstance(finding, Finding) else None
 
@@ -115,14 +116,14 @@ HEAD_BYTES = _HEAD.size
 OVERHEAD_BYTES = HEAD_BYTES + DIGEST_BYTES
 
 canonical = msgspec.msgpack.Encoder(order="sorted")
-"""Encoder of canonical MessagePack: shortest forms, and sorted map keys. The same values always give the same bytes."""
+"""Encoder of canonical MessagePack: shortest forms, and sorted map keys. Equal values always encode to equal bytes."""
 
 
 Buffer = bytes | bytearray | memoryview
 
 
 def digest_of(data: Buffer) -> bytes:
-    """Return the BLAKE3 digest of `data`, 32 bytes."""
+    """Return the 32-byte BLAKE3 digest of `data`."""
     return blake3(data).digest()
 
 
@@ -135,13 +136,13 @@ def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
 def unseal(
     kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
 ) -> bytes:
-    """Return the body of the record `data`, which must contain nothing but the record.
+    """Return the body of `data`, which must be exactly one record.
 
-    `path` and `epoch` are used in errors. `versions` are the versions that the caller can read.
+    `path` and `epoch` are used in error messages. `versions` are the versions that the caller can read.
 
     Raises:
-        DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
-        StoreError: the record is intact, but has another version.
+        DamagedDataError: If the magic, kind, length or digest is incorrect, or bytes are missing or surplus.
+        StoreError: If the record is intact, but has another version.
     """
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
@@ -166,7 +167,7 @@ def version_of(data: bytes) -> int:
 
 
 def record_bytes(head: bytes) -> int | None:
-    """Return the length of the record that begins with these `HEAD_BYTES`; None if the bytes are not the beginning of a record."""
+    """Return the length of the record that begins with these `HEAD_BYTES` bytes, or None if no record begins with them."""
     if len(head) < HEAD_BYTES:
         return None
     magic, _, _, length = _HEAD.unpack_from(head)
@@ -181,25 +182,25 @@ def _check_length(found: int, expected: int, *, path: str, epoch: int | None) ->
 
 
 class Cipher(Protocol):
-    """Cipher with the key of one pack."""
+    """Cipher that uses the key of one pack."""
 
     @property
     def key_id(self) -> str:
         """Id of the store's key from which the pack's key is derived."""
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return `data` encrypted, `CIPHER_OVERHEAD_BYTES` longer. `index` is the blob's index in its pack."""
+        """Return the ciphertext of `data`, which is `CIPHER_OVERHEAD_BYTES` longer. `index` is different for each blob of a pack."""
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the plain bytes. Raises ValueError if they were not encrypted under this key, index and context."""
+        """Return the plaintext. Raise ValueError if `data` was not encrypted under this key, index and context."""
 
 
 class Guard(Protocol):
-    """Keys of one store, and the operations that need them."""
+    """Keys of one store, and the operations that need these keys."""
 
     @property
     def encrypts(self) -> bool:
-        """Whether blobs are encrypted, and plain blobs rejected."""
+        """Whether blobs are encrypted, and unencrypted blobs are rejected."""
 
     @property
     def signs(self) -> bool:
@@ -210,7 +211,7 @@ class Guard(Protocol):
         """Whether refs without a valid signature are rejected."""
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the keyed digest of a blob's plain bytes."""
+        """Return the keyed digest of a blob's plaintext."""
 
     def begin_pack(self, writer: str, pack_id: str) -> Cipher:
         """Return the cipher for a new pack."""
@@ -219,7 +220,8 @@ class Guard(Protocol):
         """Return the cipher for a pack that was written under `key_id`."""
 
     def check_key_file(self, path: str) -> object:
-        """Check the record of a key as far as the available keys allow. A DamagedDataError names the problem."""
+        """Check the record of a key as far as the available keys allow. Raise DamagedDataError, which names the problem, if it is
+        invalid."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -231,20 +233,20 @@ class Guard(Protocol):
         """Return the public half of the key with which this process signs batches of host logs."""
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` with the key of `log_key`."""
+        """Return the signature of `message` made with the private half of `log_key`."""
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Return whether the private half of `public` has signed `message`."""
 
     def authenticate(self, message: bytes) -> bytes:
-        """Return a tag that only the holder of a key can make: a signature where refs are signed, otherwise a keyed digest."""
+        """Return a tag that only the holder of a key can create. The tag is a signature where refs are signed, otherwise a keyed digest."""
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether `tag` is a valid tag of `message`."""
 
 
 def authenticates(guard: Guard | None) -> bool:
-    """Return whether only holders of a key can write data that is accepted."""
+    """Return whether the store accepts only data that the holder of a key has written."""
     return guard is not None and (guard.verifies or guard.encrypts)
 
 
@@ -255,11 +257,11 @@ CIPHER_OVERHEAD_BYTES = 16
 def open_data(
     data: bytes, guard: Guard | None, *, key: str, nonce: str, index: int, context: bytes, path: str
 ) -> bytes:
-    """Return the plain bytes of `data`. `key` is empty if they are not encrypted; `path` names the file in errors.
+    """Return the plaintext of `data`. `key` is "" if `data` is not encrypted, and `path` names the file in error messages.
 
     Raises:
-        DamagedDataError: the bytes cannot be decrypted.
-        StoreError: the bytes are not encrypted although there is a key, or are encrypted although there is none.
+        DamagedDataError: If the bytes cannot be decrypted.
+        StoreError: If the bytes are not encrypted although there is a key, or are encrypted although there is no key.
     """
     if not key:
         if guard is not None and guard.encrypts:

@@ -1,37 +1,38 @@
-"""The small files of a store (identity, probes, fork record, log marks of replicas), and the translation of the disk's errors.
+"""The small files of a store (identity, probes, fork record, log marks of replicas), and translation of the disk's errors.
 
-A new store gets its directories first, and then the identity file, which completes the store.
+When a store is created, its directories are created first. The identity file comes last and completes the store.
 
-**The disk of an opened store** (`OpenedDisk`). A file counts as missing only if the store itself is present, which its id shows.
+**The disk of an opened store** (`OpenedDisk`). A file counts as missing only if the store itself is present, which its id proves.
 
-The problem: a missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then
-finds no pin, log or epoch must not conclude that there was none. Nothing may be created or deleted at such a path either.
+The problem: if a mount is missing, an empty directory remains, a bucket may have been emptied, and another store may be at the path. A
+reader that then finds no pin, log or epoch must not conclude that none exists. Nothing may be created or deleted at such a path either.
 
-The model: the identity file is written once and never changed. So a reader that has just read the id has seen that store.
+The model: the identity file is written once and never changed. So a reader that has just read the id has accessed that store.
 
-1. After a missing file or an empty listing, the id is read and the call repeated. Only the second result counts.
+1. After a missing file or an empty listing, the id is read and the call is repeated. Only the second result counts.
 2. A listing counts if the id can be read after it.
 3. The id is read before anything is created, linked or removed.
 
-If a check fails, the disk raises `StoreUnavailableError`, which means "not now", never "missing". Existing files are not covered: their
-contents are checked, and `StoreReader.confirm_damage` reads the id and the file again before damage is reported.
+If a check fails, the disk raises `StoreUnavailableError`, which means that the store is currently unavailable, never that something is
+missing. The rules do not apply to existing files, because their contents are checked. `StoreReader.confirm_damage` reads the id and the
+file again before damage is reported.
 
-Limits: the rules do not detect a store that vanishes and returns twice between two calls, nor one that vanishes between rule 3 and the
-write. On an object store each write costs one more small GET.
+Limits: the rules do not detect a store that vanishes and returns twice between two calls. The rules also do not detect a store that
+vanishes between rule 3 and the write. On an object store, each write costs one additional small GET.
 
 **The fork record.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
-The record is the first file of the store, and the identity is the last. A record without an identity is an unfinished fork. Where refs are
-signed, the record is signed too: otherwise an attacker could allow a fork to perform effects.
+The fork record is the first file of a fork's store, and the identity is the last. A record without an identity means an unfinished fork.
+Where refs are signed, the record is signed too: otherwise an attacker could allow a fork to perform effects.
 
-**Log marks.** They record the logs that each replica of the coordinator has had, and which of them may vote. A replica that lost its disk
-has forgotten its votes and what it acknowledged. The replica cannot detect the loss by itself, since a new replica also starts with an
-empty directory. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the right place, since it names the
-cluster: if somebody empties the store too, another cluster starts.
+**Log marks.** A log mark records that a replica of the coordinator has had a certain log, and whether the replica may vote with it. A
+replica that lost its disk has forgotten its votes and the entries that it acknowledged. The replica cannot detect the loss alone, since a
+new replica also starts with an empty directory. So the store keeps the marks, and `coordinator/raft/learner.py` decides. The store is the
+right place, because it names the cluster: if somebody empties the store too, another cluster starts.
 
-    replicas/<replica>.<number>     1, 2, 3 …: the newest counts
+    replicas/<replica>.<number>     numbers 1, 2, 3 …; the highest number is valid
 
 Marks are written once. If two processes write the same number, one of them fails.
 """
@@ -60,14 +61,14 @@ from snapline.storage.disk.local_disk import (
 from snapline.storage.disk.record import Buffer, Guard, canonical, check_store, damaged, seal, unseal
 
 SMALL_BYTES_MAX = 4096
-"""Largest small file in bytes: identity, refs and probes have about 200 bytes, plus signatures. The size is checked before reading."""
+"""Largest small file in bytes. Identity, refs and probes have about 200 bytes plus signatures. The size is checked before reading."""
 
 IDENTITY_KIND = b"STOR"
 PROBE_KIND = b"PROB"
 
 
 class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the identity file: the store's id, 32 random hexadecimal digits."""
+    """Body of the identity file. `store` is the store's id, 32 random hexadecimal digits."""
 
     store: str
 
@@ -86,7 +87,7 @@ _probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
 
 @contextlib.contextmanager
 def writing(disk: Disk, what: str) -> Iterator[None]:
-    """Translate OSError from writing `what` into StoreError."""
+    """Translate an OSError that occurs while `what` is written into StoreError."""
     try:
         yield
     except OSError as error:
@@ -96,9 +97,10 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
-    """Translate OSError from reading a file that must exist. Missing or unreadable bytes are damage.
+    """Translate an OSError that occurs while a file that must exist is read. Missing or unreadable bytes count as damage.
 
-    If nothing of the store can be read, the disk or the network has failed, and the bytes may be intact. Then StoreError is raised.
+    If the store cannot be read at all, the disk or the network has failed, and the bytes may be intact. In that case the error becomes
+    StoreError.
     """
     try:
         yield
@@ -109,7 +111,7 @@ def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") 
 def unreadable(
     error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
 ) -> DamagedDataError | StoreError:
-    """Return (not raise) the translated error. Small reads use this function instead of `reading`, whose overhead exceeds that of the
+    """Return (not raise) the translated error. Small reads use this function instead of `reading`, whose overhead exceeds the cost of the
     read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "it is missing", epoch=epoch, blob=blob)
@@ -128,10 +130,10 @@ def _is_readable(disk: Disk) -> bool:
 
 
 def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    """Return the entries of a directory that is created with its first file; empty if it does not exist yet.
+    """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not exist yet.
 
     Raises:
-        StoreError: the store is unavailable, or cannot be read.
+        StoreError: If the store is unavailable, or cannot be read.
     """
     with reading(disk, directory):
         try:
@@ -141,7 +143,7 @@ def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
 
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:
-    """Return a whole file. The file's length is checked before anything is allocated."""
+    """Return the contents of a whole file. The file's length is checked before anything is allocated."""
     try:
         size_bytes = disk.size(path)
         if size_bytes > size_bytes_max:
@@ -154,14 +156,14 @@ def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) 
 def create_or_compare(
     disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
 ) -> bool:
-    """Write `data` once under a name that the content determines. Return whether a file with the same bytes already existed.
+    """Write `data` once, under a name that the content determines. Return whether a file with the same bytes already existed.
 
-    The file's directory is synced in that case too, because the process that linked the file may have died before its sync.
+    If the file already existed, its directory is synced too, because the process that linked the file may have died before its sync.
 
     Raises:
-        FileExistsError: a file with other bytes exists.
-        DamagedDataError: the existing file cannot be read.
-        OSError: the disk failed.
+        FileExistsError: If a file with other bytes exists.
+        DamagedDataError: If the existing file cannot be read.
+        OSError: If the disk failed.
     """
     try:
         write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
@@ -177,7 +179,7 @@ def create_or_compare(
 
 
 def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
-    """Remove the files in this order; return those that existed. The removal is not durable before the directory is synced."""
+    """Remove the files in this order, and return those that existed. The removal is durable only after the directory is synced."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -197,7 +199,7 @@ def encode_probe(token: bytes, store_id: str) -> bytes:
 
 
 def read_identity(disk: Disk) -> str:
-    """Return the store's id. Raises DamagedDataError or StoreError as for all files."""
+    """Return the store's id. Raise DamagedDataError or StoreError as `read_file` does."""
     data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
     body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
     with decoding(IDENTITY):
@@ -215,7 +217,7 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
 
 @contextlib.contextmanager
 def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
-    """Translate errors from decoding a body whose digest is correct."""
+    """Translate the errors of decoding a body whose digest is correct into DamagedDataError."""
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -227,7 +229,7 @@ def _words(error: OSError) -> str:
 
 
 def exists(disk: Disk, path: str) -> bool:
-    """Return whether a file or directory of this name exists."""
+    """Return whether a file or directory with this name exists."""
     try:
         disk.size(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -238,15 +240,15 @@ def exists(disk: Disk, path: str) -> bool:
 UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
 
 _ID_BYTES = 16
-"""Size of a store id in bytes: 128 bits, so random ids never collide."""
+"""Size of a store id in bytes (128 bits, so random ids do not collide)."""
 
 
 def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
-    """Create a new store on the disk and return its id. The store is durable when this returns.
+    """Create a new store durably on the disk, and return its id.
 
     Raises:
-        UsageError: the disk already has a store or other files.
-        StoreError: the disk failed.
+        UsageError: If the disk already contains a store or other files.
+        StoreError: If the disk failed.
     """
     with writing(disk, "a new store"):
         disk.make_root()
@@ -265,7 +267,7 @@ def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str
 
 
 def check_no_store(disk: Disk) -> None:
-    """Refuse to create a store over an existing one, or in a directory with other files."""
+    """Raise UsageError if the disk already contains a store, an unfinished fork or other files."""
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
     if exists(disk, layout.FORK):
@@ -279,7 +281,7 @@ def check_no_store(disk: Disk) -> None:
 
 
 def missing_store_error(disk: Disk) -> StoreMissingError:
-    """Return the error for a missing store, with the cause if it is known."""
+    """Return the error for a missing store. The message names the cause if it is known."""
     if exists(disk, layout.FORK):
         return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")
     return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")
@@ -293,7 +295,7 @@ _Result = TypeVar("_Result")
 
 
 class OpenedDisk:
-    """Disk of an opened store; implements `Disk` over another disk, `below`. Optional members (`abilities`, `lock`) are those of
+    """Disk of an opened store, which implements `Disk` by calling another disk, `below`. Optional members (`abilities`, `lock`) come from
     `below`."""
 
     def __init__(self, disk: Disk, store_id: str) -> None:
@@ -309,7 +311,7 @@ class OpenedDisk:
         return self.below.location
 
     def require_available(self) -> None:
-        """Read the store's id. Raises StoreUnavailableError if the id cannot be read, or is another store's id."""
+        """Read the store's id. Raise StoreUnavailableError if the id cannot be read, or is the id of another store."""
         try:
             if self.below.read(IDENTITY, 0, SMALL_BYTES_MAX) == self._identity:
                 return
@@ -390,7 +392,7 @@ class OpenedDisk:
 FORK_KIND = b"FORK"
 
 FORK_BYTES_MAX = 64 * 2**20
-"""Largest fork record in bytes: a fleet has at most 200,000 agents in its life, with ids of 128 bytes. The size is checked before
+"""Largest fork record in bytes. A fleet has at most 200,000 agents in its life, with ids of up to 128 bytes. The size is checked before
 reading."""
 
 _PURPOSE = "snapline fork 1"
@@ -401,15 +403,15 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         name: name of the fork.
-        parent: store id, which is also the cluster id, of the parent fleet.
+        parent: store id of the parent fleet, which is also its cluster id.
         parent_name: name of the parent fleet.
-        epoch: epoch of the snapshot, in both fleets.
+        epoch: epoch of the snapshot. The epoch has the same number in both fleets.
         root: root of the snapshot in the parent's store.
         is_live: whether the fork may perform effects.
         gone: ids of agents that had left before the snapshot, as far as the snapshot's agents know them. The fork never reuses these ids.
         store: store id of the fork.
-        created: UTC time of creation, ISO 8601; for display only.
-        signature: signature of the record with this field empty; empty if not signed.
+        created: UTC time of creation in ISO 8601, for display only.
+        signature: signature of the record with this field empty, or b"" if the record is not signed.
     """
 
     name: str
@@ -425,18 +427,18 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
-    """Return the file of a fork record, signed if the guard has a signing key."""
+    """Return the encoded file of a fork record, signed if the guard has a signing key."""
     if guard is not None and guard.signs:
         record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
     return seal(FORK_KIND, canonical.encode(record))
 
 
 def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> ForkRecord | None:
-    """Return the fork record of the store; None if the store's fleet is not a fork. `store_id` None skips that comparison.
+    """Return the store's fork record, or None if the fleet is not a fork. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the record is damaged, or belongs to another store.
-        StoreError: the record is not signed as the guard demands, or cannot be read.
+        DamagedDataError: If the record is damaged, or belongs to another store.
+        StoreError: If the record is not signed as the guard requires, or cannot be read.
     """
     with reading(disk, FORK):
         try:
@@ -465,13 +467,13 @@ def _message(record: ForkRecord) -> bytes:
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9
-"""Largest number of marks of one replica. Each mark stands for a lost disk."""
+"""Largest number of a replica's marks. Each new mark means that the replica lost its disk."""
 
 _PATH = re.compile(rf"{layout.REPLICAS}/([A-Za-z0-9_.-]{{1,128}})\.([1-9][0-9]{{0,8}})")
 
 
 class LogMark(msgspec.Struct, frozen=True, gc=False):
-    """A log of a replica, by the log's random id, and whether the replica may vote with it."""
+    """A log of a replica, identified by the log's random id, and whether the replica may vote with it."""
 
     log: str
     is_voter: bool
@@ -485,11 +487,11 @@ class _MarkBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
-    """Return the log marks of each replica, oldest first.
+    """Return the log marks of each replica, beginning with the oldest.
 
     Raises:
-        DamagedDataError: a mark is damaged or belongs to another store.
-        StoreError: the store cannot be read.
+        DamagedDataError: If a mark is damaged or belongs to another store.
+        StoreError: If the store cannot be read.
     """
     marks_by_replica: dict[str, dict[int, LogMark]] = {}
     for path in _paths(disk):
@@ -500,7 +502,7 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
 
 
 def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
-    """Return one log mark, after every check. `store_id` None skips that comparison. Raises the errors of `read_marks`."""
+    """Return one log mark, after every check. If `store_id` is None, the store's id is not checked. Raise the errors of `read_marks`."""
     body = unseal(
         MARK_KIND,
         read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX),
@@ -516,10 +518,10 @@ def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
 
 
 def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_bytes: Callable[[int], bytes]) -> None:
-    """Make `mark` the newest log mark of `replica`. The mark is durable when this returns.
+    """Make `mark` the newest log mark of `replica`, durably.
 
     Raises:
-        StoreError: the mark cannot be written, or another process of this replica was faster.
+        StoreError: If the mark cannot be written, or another process of this replica has just written a mark.
     """
     number = (
         max([number for path in _paths(disk) for name, number in [_parsed(path)] if name == replica], default=0) + 1
@@ -538,7 +540,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
 
 
 def parse_mark_path(path: str) -> tuple[str, int] | None:
-    """Return the replica and the number of a log mark's path; None for other paths."""
+    """Return the replica and the number in a log mark's path, or None if `path` is not the path of a log mark."""
     match = _PATH.fullmatch(path)
     return (match[1], int(match[2])) if match else None
 

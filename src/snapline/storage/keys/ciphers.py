@@ -1,28 +1,28 @@
-"""Ciphers and signatures of a store. They use the optional package `cryptography`, which is imported when first needed.
+"""Ciphers and signatures of a store. Both use the optional package `cryptography`, which is imported when first needed.
 
-The cipher is AES-256-GCM throughout. It has two uses, with separate keys:
+The cipher is always AES-256-GCM. The cipher has two uses, with separate keys:
 
-- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key under 12 random bytes as
-  nonce. Few keys are wrapped with one key-encryption key (one per writer), far below the 2³² where random nonces might
+- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key, with 12 random bytes as
+  nonce. One key-encryption key wraps few keys (one per writer), far below the number of 2³² at which random nonces might
   collide.
 - *Packs* (`PackCipher`): each pack has its own key, derived by HKDF-SHA256 from the writer's data key and the pack's id. So the nonce may
-  simply be the blob's index in the pack. All secrecy depends on one rule: **two blobs must never share both key and nonce.** Pack ids are
-  random and used once. Within a pack a cipher encrypts indices only in ascending order, and refuses others. A cipher that decrypts a pack
-  never encrypts.
+  simply be the blob's index, which is different for each blob of the pack. All secrecy depends on one rule: **two blobs must never share
+  both key and nonce.** Pack ids are random and used once. Within a pack, a cipher encrypts only in ascending order of indexes, and refuses
+  any other order. A cipher that decrypts a pack never encrypts.
 
-A tag of 16 bytes authenticates the encrypted bytes together with their *context*. The context is not stored; the caller computes it from
-everything to which the blob or key is bound. With another context, index or key, or a changed byte, the tag does not match.
+A 16-byte tag authenticates the ciphertext together with its *context*. The context is not stored. The caller computes it from
+everything to which the blob or key is bound. If context, index, key or any byte differs, the tag does not match.
 
-GCM alone does not commit to its key: an attacker could make bytes that decrypt under two keys. So `key_check_value` identifies a key, and
-is compared after unwrapping.
+GCM alone does not commit to its key: an attacker could create ciphertext that decrypts under two keys. So `key_check_value` identifies a
+key, and is compared after unwrapping.
 
-**Signatures** over refs and host logs are Ed25519. A ref makes an epoch a snapshot, and its root covers everything under it. So one
-signature over store, epoch and root authenticates the whole snapshot: without the private key nobody can create or change one, or move one
-to another store or another number. Ed25519 draws no random number, so every leader with the same key writes the same ref, as racing leaders
-must (`Store.publish`).
+**Signatures** over refs and host logs are Ed25519 signatures. An epoch counts as a snapshot if a ref points to it, and the ref's root
+covers the whole epoch. So one signature over store, epoch and root authenticates the whole snapshot. Without the private key, nobody can
+create or change a snapshot, or move it to another store or another number. Ed25519 signatures are deterministic, so every leader with the
+same key writes the same ref, as racing leaders must (`Store.publish`).
 
-Hosts do not have the private key. Each host makes its own key, and the coordinator signs the public half for each log that the host opens
-(`log_message`). This signature is the log's certificate, which every batch contains.
+Hosts do not have the private key. Each host creates its own key, and the coordinator signs the key's public half for each log that the host
+opens (`log_message`). This signature is the log's certificate, which every batch contains.
 
 Limit: a signature cannot show that the newest epoch was not deleted. Only the coordinator's log knows which epochs must exist.
 """
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 NONCE_BYTES = 12
 OVERHEAD_BYTES = 16
-"""Number of bytes that encryption adds: the size of the tag."""
+"""Number of bytes that encryption adds, which is the size of the tag."""
 
 WRAPPED_BYTES = NONCE_BYTES + KEY_BYTES + OVERHEAD_BYTES
 
 SEAL_BYTES_MAX = 2**31 - 1 - OVERHEAD_BYTES
-"""Largest input that the package accepts in one call, in bytes."""
+"""Largest input in bytes that the package accepts in one call."""
 
 CHECK_BYTES = 16
 
@@ -66,33 +66,33 @@ def missing_package_error() -> UsageError:
 def require_package() -> None:
     """Raise UsageError if the package `cryptography` is missing."""
     try:
-        import cryptography  # noqa: F401  looked for, not used
+        import cryptography  # noqa: F401  only checks that the package is installed
     except ImportError as error:
         raise missing_package_error() from error
 
 
 def key_check_value(key: bytes) -> bytes:
-    """Return 16 bytes that identify this key and reveal nothing about it."""
+    """Return 16 bytes that identify this key but reveal nothing about it."""
     return blake3(key, derive_key_context=_CHECK_CONTEXT).digest(CHECK_BYTES)
 
 
 def wrap(wrapping: bytes, key: bytes, *, nonce: bytes, context: bytes) -> bytes:
-    """Return the nonce followed by the encrypted `key`, `WRAPPED_BYTES` in all. `nonce` is random."""
+    """Return the nonce followed by the encrypted `key`, `WRAPPED_BYTES` bytes in total. `nonce` must be random."""
     return nonce + _aead(wrapping).encrypt(nonce, key, context)
 
 
 def unwrap(wrapping: bytes, wrapped: bytes, *, context: bytes) -> bytes:
-    """Return the unwrapped key. Raises ValueError if another key or context was used, or if the bytes were changed."""
+    """Return the unwrapped key. Raise ValueError if another key or context was used, or if the bytes were changed."""
     if len(wrapped) != WRAPPED_BYTES:
         raise ValueError(f"{len(wrapped)} bytes are no wrapped key")
     return _decrypt(_aead(wrapping), wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
 
 
 class PackCipher:
-    """Encrypts or decrypts the blobs of one pack. Several threads may decrypt at once.
+    """Encrypts or decrypts the blobs of one pack. Several threads may decrypt at the same time.
 
     Attributes:
-        key_id: id of the data key, for the pack's header.
+        key_id: id of the data key, for the pack's index.
     """
 
     OVERHEAD_BYTES = OVERHEAD_BYTES
@@ -104,10 +104,10 @@ class PackCipher:
         self._next_index = 0
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return `data` encrypted, 16 bytes longer. `index` is the blob's index, which must ascend from call to call.
+        """Return the ciphertext of `data`, which is 16 bytes longer. `index` must ascend from call to call.
 
         Raises:
-            UsageError: the index does not ascend, the pack was opened for reading, or `data` is above 2 GiB.
+            UsageError: If the index does not ascend, the cipher only decrypts, or `data` is larger than 2 GiB.
         """
         if not self._seals:
             raise UsageError("this pack was opened to be read: begin another pack to write")
@@ -122,12 +122,12 @@ class PackCipher:
         return self._aead.encrypt(nonce, _flat(data), context)
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the plain bytes. Raises ValueError if key, index or context differ, or if the bytes were changed."""
+        """Return the plaintext. Raise ValueError if key, index or context differ, or if the bytes were changed."""
         return _decrypt(self._aead, _nonce(index), data, context)
 
 
 def derive_pack_key(data_key: bytes, pack_id: str) -> bytes:
-    """Return the key of one pack, 32 bytes, derived by HKDF-SHA256 without salt."""
+    """Return the 32-byte key of one pack, derived by HKDF-SHA256 without salt."""
     try:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -163,7 +163,7 @@ def _nonce(index: int) -> bytes:
 
 
 def _flat(data: Buffer) -> Buffer:
-    """Return a flat view of bytes, as the package requires."""
+    """Return a flat view of the bytes, as the package requires."""
     if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
         return data.cast("B")
     return data
@@ -174,27 +174,27 @@ _LOG_PURPOSE = "snapline host log 1"
 
 
 def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
-    """Return the message to sign for a ref: canonical MessagePack of purpose, store id, epoch and root."""
+    """Return the message to sign for a ref. The message is canonical MessagePack of purpose, store id, epoch and root."""
     return canonical.encode((_PURPOSE, store_id, epoch, root))
 
 
 def log_message(store_id: str, plan: int, host: str, start: int, public: bytes) -> bytes:
-    """Return the message to sign for a host log, which states that the private half of `public` signs the log's batches."""
+    """Return the message to sign for a host log. The message states that the private half of `public` signs the log's batches."""
     return canonical.encode((_LOG_PURPOSE, store_id, plan, host, start, public))
 
 
 def public_key_of(secret: bytes) -> bytes:
-    """Return the 32 bytes of the public half of a private key."""
+    """Return the 32 bytes of a private key's public half."""
     return load_private(secret).public_key().public_bytes_raw()
 
 
 def sign(private: "Ed25519PrivateKey", message: bytes) -> bytes:
-    """Return the signature of `message`, 64 bytes. The same message always gets the same signature."""
+    """Return the 64-byte signature of `message`. The same message always gets the same signature."""
     return private.sign(message)
 
 
 def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> bool:
-    """Return whether the private half of `public` signed `message`; False for invalid signatures."""
+    """Return whether the private half of `public` signed `message`. Return False for an invalid signature."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -205,7 +205,7 @@ def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> b
 
 
 def load_private(secret: bytes) -> "Ed25519PrivateKey":
-    """Return the private key in these 32 bytes. Raises UsageError without the package."""
+    """Return the private key encoded by these 32 bytes. Raise UsageError if the package is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
@@ -214,7 +214,7 @@ def load_private(secret: bytes) -> "Ed25519PrivateKey":
 
 
 def load_public(public: bytes) -> "Ed25519PublicKey":
-    """Return the public key in these 32 bytes. Raises UsageError if the bytes are invalid, or the package is missing."""
+    """Return the public key encoded by these 32 bytes. Raise UsageError if the bytes are invalid, or the package is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:

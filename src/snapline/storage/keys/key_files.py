@@ -1,6 +1,6 @@
 """Key files of the operator, which are never in the store.
 
-A file has one line, `<word> <id> <base64 of 32 bytes>`:
+A key file has one line, `<word> <id> <base64 of 32 bytes>`:
 
 | word | key | file |
 | --- | --- | --- |
@@ -8,13 +8,13 @@ A file has one line, `<word> <id> <base64 of 32 bytes>`:
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
-The word prevents use of a key for another purpose, because all three kinds are 32 bytes long. The id is a digest. For a key-encryption
-key it is the digest of the secret under a separate purpose, for the other two that of the public key. So a mistyped or damaged file is
-detected, a key has the same id everywhere, and the private and the public half have the same id. An id reveals nothing about a secret of
-256 random bits.
+The word prevents the use of a key for another purpose, because all three kinds of key are 32 bytes long. The id is a digest: for a
+key-encryption key, of the secret under a separate purpose, and for the other two kinds, of the public key. So a mistyped or damaged file is
+detected, a key has the same id everywhere, and the private and the public half have the same id. The id of a secret of 256 random bits
+reveals nothing about the secret.
 
-A secret file that its group or others may read is refused, since others could copy the key. The mode is read from the opened file, so
-nobody can swap the file between check and reading.
+A secret file is refused if its group or other users may access it, since they could copy the key. The mode is read from the opened file, so
+nobody can swap the file between the check and the reading.
 
 Only `keys_from_environment` and `read_keys` read keys. No message and no `repr` contains a secret.
 """
@@ -40,20 +40,20 @@ SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"
 VERIFY_KEY_VARIABLE = "SNAPLINE_VERIFY_KEY"
 
 KEY_FILES_MAX = 16
-"""Largest number of keys of one kind: the current one and earlier ones. Each key is tried, and a longer list is surely a mistake."""
+"""Largest number of keys of one kind: the current key and earlier ones. Each key is tried, and a longer list is surely a mistake."""
 
 _FILE_BYTES_MAX = 256
-"""Largest key file in bytes. A key file has about 90 bytes, a token file about 50. The size is checked before parsing."""
+"""Largest key file in bytes. A key file has about 90 bytes, and a token file about 50. The size is checked before parsing."""
 
 TOKEN_CHARACTERS_MAX = 200
-"""Largest length of a token in characters, as for users' tokens."""
+"""Largest length of a token in characters. The limit for users' tokens is the same."""
 
 _WRAPPING_WORD = "snapline-key-v1"
 _SIGNING_WORD = "snapline-signing-key-v1"
 _VERIFY_WORD = "snapline-verify-key-v1"
 _ID_CONTEXT = "snapline 1 id of a key file"
 _ID_BYTES = 8
-"""Length of a key's id in bytes: enough to distinguish the keys of one operator. The id detects mistakes; it proves nothing."""
+"""Length of a key's id in bytes, which is enough to distinguish the keys of one operator. The id detects mistakes but proves nothing."""
 
 _LINE = re.compile(rb"([a-z0-9-]{1,40}) ([0-9a-f]{16}) ([A-Za-z0-9+/=]{44})\n?")
 
@@ -89,12 +89,12 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys that one process has for a store.
+    """The keys that one process has for a store.
 
     Attributes:
-        wrapping: key-encryption keys, of which the first wraps new keys, and all unwrap keys; empty if nothing is encrypted.
-        signing: key that signs refs; None if this process cannot sign.
-        verifying: a ref must be signed by one of these, or by `signing`; with neither, signatures are not required.
+        wrapping: key-encryption keys. The first wraps new keys, and all unwrap keys. The tuple is empty if nothing is encrypted.
+        signing: key that signs refs, or None if this process cannot sign.
+        verifying: keys of which one, or `signing`, must have signed a ref. If there are none and no `signing`, no signature is required.
     """
 
     wrapping: tuple[WrappingKey, ...] = ()
@@ -102,7 +102,7 @@ class Keys:
     verifying: tuple[VerifyKey, ...] = ()
 
     def find(self, key_id: str) -> WrappingKey | None:
-        """Return the key-encryption key `key_id`; None if this process was not given that key."""
+        """Return the key-encryption key `key_id`, or None if this process was not given that key."""
         return next((key for key in self.wrapping if key.key_id == key_id), None)
 
     def verify_keys(self) -> tuple[VerifyKey, ...]:
@@ -116,10 +116,10 @@ NO_KEYS = Keys()
 def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
     """Return the keys that the environment names (default: the environment of this process).
 
-    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths separated by `:`, `SNAPLINE_SIGNING_KEY` one.
+    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` may each contain several paths separated by `:`, but `SNAPLINE_SIGNING_KEY` only one.
 
     Raises:
-        UsageError: a variable is empty, or a file cannot be used; see `read_keys`.
+        UsageError: If a variable is empty, or a file cannot be used. See `read_keys`.
     """
     variables = os.environ if environment is None else environment
     signing = _paths(variables, SIGNING_KEY_VARIABLE)
@@ -135,10 +135,10 @@ def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
 def read_keys(
     *, store_keys: Sequence[Path] = (), signing_key: Path | None = None, verify_keys: Sequence[Path] = ()
 ) -> Keys:
-    """Return the keys in these files. Duplicates count once.
+    """Return the keys in these files. A key that occurs twice counts once.
 
     Raises:
-        UsageError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
+        UsageError: If a file is missing, accessible to other users, of another kind, or damaged, or if there are too many files.
     """
     for paths in (store_keys, verify_keys):
         if len(paths) > KEY_FILES_MAX:
@@ -153,26 +153,26 @@ def read_keys(
 
 
 def read_wrapping_key(path: Path) -> WrappingKey:
-    """Return the key-encryption key in the file. Raises UsageError if the file holds none, or others may read it."""
+    """Return the key-encryption key in the file. Raise UsageError if the file contains none, or other users may access it."""
     key_id, secret = _read(path, _WRAPPING_WORD, is_secret=True)
     return WrappingKey(_checked(path, key_id, _id_of(secret)), secret)
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Return the private key in the file. Raises UsageError if the file holds none, or others may read it."""
+    """Return the private key in the file. Raise UsageError if the file contains none, or other users may access it."""
     key_id, secret = _read(path, _SIGNING_WORD, is_secret=True)
     public = public_key_of(secret)
     return SigningKey(_checked(path, key_id, _id_of(public)), secret, public)
 
 
 def read_verify_key(path: Path) -> VerifyKey:
-    """Return the public key in the file. Raises UsageError if the file holds none."""
+    """Return the public key in the file. Raise UsageError if the file contains none."""
     key_id, public = _read(path, _VERIFY_WORD, is_secret=False)
     return VerifyKey(_checked(path, key_id, _id_of(public)), public)
 
 
 def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> WrappingKey:
-    """Write a new key-encryption key to `path`, durable when this returns. Raises UsageError if the file exists already."""
+    """Write a new key-encryption key durably to `path`. Raise UsageError if the file already exists."""
     key = make_wrapping_key(random_bytes(KEY_BYTES))
     _write(path, _WRAPPING_WORD, key.key_id, key.secret, mode=0o600)
     return key
@@ -181,7 +181,7 @@ def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = 
 def generate_signing_key(
     path: Path, public_path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> SigningKey:
-    """Write a new private key to `path` and its public half to `public_path`. Otherwise this works as `generate_wrapping_key`."""
+    """Write a new private key to `path` and its public half to `public_path`. Otherwise same as `generate_wrapping_key`."""
     key = make_signing_key(random_bytes(KEY_BYTES))
     _write(public_path, _VERIFY_WORD, key.key_id, key.public, mode=0o644)
     try:
@@ -194,22 +194,22 @@ def generate_signing_key(
 
 
 def make_wrapping_key(secret: bytes) -> WrappingKey:
-    """Return the key-encryption key with these 32 random bytes."""
+    """Return the key-encryption key that consists of these 32 random bytes."""
     return WrappingKey(_id_of(secret), secret)
 
 
 def make_signing_key(secret: bytes) -> SigningKey:
-    """Return the private key with these 32 random bytes."""
+    """Return the private key that consists of these 32 random bytes."""
     public = public_key_of(secret)
     return SigningKey(_id_of(public), secret, public)
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token in a file, without surrounding whitespace. A file that others may read is refused, like a key file.
+    """Return the token in a file, without surrounding whitespace. Like a key file, the file is refused if other users may access it.
 
     Raises:
-        UsageError: the file cannot be read, is accessible to others, or contains no token.
-        StoreError: the disk failed.
+        UsageError: If the file cannot be read, is accessible to other users, or contains no token.
+        StoreError: If the disk failed.
     """
     token = _content(path, "token file", is_secret=True).decode(errors="replace").strip()
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
@@ -223,7 +223,7 @@ def read_token_file(path: Path) -> str:
 
 
 def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
-    """Return the paths in a variable. An empty variable is refused: a user who meant to set a key must not get an unencrypted store."""
+    """Return the paths in a variable. Refuse an empty variable: a user who meant to set a key must not get an unencrypted store."""
     if variable not in environment:
         return []
     names = environment[variable].split(":")
@@ -243,7 +243,7 @@ def _checked(path: Path, key_id: str, right_id: str) -> str:
 
 
 def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
-    """Return the id and the key in a file that must begin with `word`."""
+    """Return the id and the key in a file, which must begin with `word`."""
     match = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
     if match is None:
         raise UsageError(f"{path} is no key file: `snapline keys generate` makes one")
@@ -271,7 +271,7 @@ def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
 
 
 def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
-    """Write a new file. Never overwrite a file, since it could be the only copy of a key."""
+    """Write a new file. An existing file is never overwritten, since it could be the only copy of a key."""
     line = f"{word} {key_id} {base64.b64encode(key).decode()}\n".encode()
     with _translating(path, "write"):
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
@@ -291,13 +291,13 @@ def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file without blocking, because a named pipe would wait for a writer forever."""
+    """Open a file without blocking, because opening a named pipe could otherwise wait for a writer forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def _translating(path: Path, verb: str, what: str = "key file") -> Iterator[None]:
-    """Translate OSError into snapline's errors."""
+    """Translate OSError into Snapline's errors."""
     try:
         yield
     except FileExistsError as error:

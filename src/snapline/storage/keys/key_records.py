@@ -1,36 +1,37 @@
 """Records in `keys/`: the keys of the store, each wrapped by a key-encryption key that is not in the store.
 
-    keys/digest.<generation>     the one key of all digests of plain bytes
-    keys/<key id>.<generation>   a writer's data key; its id is 32 random hexadecimal digits
+    keys/digest.<generation>     the one key of all digests of plaintext
+    keys/<key id>.<generation>   a writer's data key, whose id is 32 random hexadecimal digits
 
-A record (kind `KEYS`) is written once. Rotation writes the same key, wrapped again, as the next generation, and removes the old generation
+A record (kind `KEYS`) is written once. Rotation wraps the same key again, writes it as the next generation, and removes the old generation
 (`rotate`). So several generations of one key may exist for a while, and reading follows two rules:
 
-1. The newest generation that can be unwrapped counts. An older one counts only if it holds the same key as the newest intact generation,
-   which the same check value shows. Otherwise it is ignored: a process created `digest.0` after a rotation had replaced another `digest.0`.
-2. Listing a directory is not atomic. During a rotation a listing may miss both the new name and the old. So
-   reading is repeated after a failure until the listing stays the same.
+1. The newest generation that can be unwrapped is used. An older generation is used only if it contains the same key as the newest intact
+   generation, which the same check value shows. Otherwise it is ignored: a process created `digest.0` after a rotation had replaced another
+   `digest.0`.
+2. Listing a directory is not atomic. During a rotation a listing may miss both the new name and the old name. So after a failure, reading
+   is repeated until the listing no longer changes.
 
-The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check. So a record under another
-name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage without any key.
+The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check value. So a record under another
+name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage even without a key.
 
-**Rotation** wraps every key of a store by another key-encryption key. Packs are not rewritten. Rotation proceeds in rounds, until a round
-finds nothing to do:
+**Rotation** wraps every key of a store with another key-encryption key. Packs are not rewritten. Rotation proceeds in rounds, until a round
+finds nothing to do. Each round does three things:
 
-1. open every key with the old or the new keys. If a key needs another key file, stop: nothing has been changed;
+1. open every key with the old or the new keys. If a key needs another key file, stop before changing anything;
 2. write each key that the new key does not wrap yet as the next generation, durably;
 3. only then remove older generations.
 
-So at each moment, and after a crash at any moment, every key has a generation that the old or the new key unwraps. Running the rotation
-again completes an interrupted one. A writer that still has the old key may make new keys meanwhile; the next round finds them. Operators
-therefore follow this order (docs/protection.md): first give every process both files, the new one first; then rotate; then remove the old
-file.
+So at each moment, and after a crash at any moment, every key has a generation that the old or the new key unwraps. Running an interrupted
+rotation again completes it. A writer that still has the old key may create new keys meanwhile, and the next round finds them. Operators
+therefore follow this order (docs/protection.md): first give every process both files, with the new one first, then rotate, and then remove
+the old file.
 
-A key whose generations are all damaged cannot be wrapped again. Its records are left unchanged, the other keys are rotated, and then the
-damage is reported.
+If all generations of a key are damaged, the key cannot be wrapped again. The key's records are left unchanged, the other keys are rotated,
+and then the damage is reported.
 
-An attacker who copied both the old key file and `keys/` can still read what was written before the rotation, because rotation only protects
-later data.
+An attacker who copied both the old key file and `keys/` can still read everything that was written before the rotation, because rotation
+protects only later data.
 """
 
 import contextlib
@@ -54,13 +55,13 @@ DIGEST_KEY = "digest"
 """Id of the digest key. Data keys cannot have this id."""
 
 GENERATION_MAX = 999_999
-"""Largest generation: enough for several rotations a day for a thousand years."""
+"""Largest number of a generation, which is enough for several rotations a day for a thousand years."""
 
 RECORD_BYTES_MAX = 1024
-"""Largest record in bytes: a record has about 350 bytes, 500 with the longest writer id. The size is checked before reading."""
+"""Largest record in bytes. A record has about 350 bytes, or 500 with the longest writer id. The size is checked before reading."""
 
 LISTINGS_MAX = 8
-"""Limit on repetitions by rule 2. Each repetition means that another rotation made a change during the reading."""
+"""Limit on repetitions by rule 2. Each repetition means that a rotation changed the listing during the reading."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
 _PATH = re.compile(r"keys/(digest|[0-9a-f]{32})\.(0|[1-9][0-9]{0,5})")
@@ -72,13 +73,13 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a key record.
 
     Attributes:
-        check: value that identifies the wrapped key; the same in all generations.
+        check: value that identifies the wrapped key, and is the same in all generations.
         generation: generation in the file name.
         key: key id in the file name: `digest`, or the id of a data key.
         store: the store's id.
-        wrapped: nonce, encrypted key, tag.
+        wrapped: nonce, encrypted key and tag.
         wrapper: id of the key-encryption key.
-        writer: owner of the data key; empty for `digest`.
+        writer: owner of the data key, or "" for `digest`.
     """
 
     check: bytes
@@ -120,13 +121,13 @@ def key_path(key_id: str, generation: int) -> str:
 
 
 def parse_key_path(path: str) -> tuple[str, int] | None:
-    """Return the key id and the generation of a record's path; None for other paths."""
+    """Return the key id and the generation in a record's path, or None if `path` is not the path of a key record."""
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_data_key_id(key_id: str) -> bool:
-    """Return whether this is the id of a writer's data key."""
+    """Return whether `key_id` has the form of a data key's id."""
     return _KEY_ID.fullmatch(key_id) is not None
 
 
@@ -134,7 +135,8 @@ def is_data_key_id(key_id: str) -> bool:
 
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
-    """Return key id → generations (newest first), sorted by id. The result is empty if nothing was ever encrypted in this store."""
+    """Return a map from key id to generations (newest first), sorted by id. The map is empty if nothing was ever encrypted in this
+    store."""
     with store_files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
@@ -148,11 +150,11 @@ def list_keys(disk: Disk) -> dict[str, list[int]]:
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
-    """Return the record at `path` after every check that needs no key; `store_id` None skips that comparison.
+    """Return the record at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the record is missing, damaged, or belongs to another name or store.
-        StoreError: a later version of snapline wrote the record.
+        DamagedDataError: If the record is missing, damaged, or belongs to another name or store.
+        StoreError: If a later version of Snapline wrote the record.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
@@ -165,7 +167,7 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
 
 
 def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
-    """Return the key in the record; None if its wrapping key is not among `keys`. Raises DamagedDataError if the key cannot be
+    """Return the key in the record, or None if its wrapping key is not among `keys`. Raise DamagedDataError if the key cannot be
     unwrapped."""
     wrapping = keys.find(record.wrapper)
     if wrapping is None:
@@ -181,7 +183,7 @@ def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
 
 
 def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -> KeyRecord:
-    """Return the record at `path` after every check that is possible with `keys`. Raises the errors of `read_record`."""
+    """Return the record at `path`, after every check that is possible with `keys`. Raise the errors of `read_record` and `open_record`."""
     record = read_record(disk, path, store_id)
     open_record(record, keys)
     return record
@@ -192,11 +194,11 @@ def open_key(
 ) -> OpenedKey:
     """Return the key `key_id` from the newest generation that can be unwrapped.
 
-    `listed` is a recent result of `list_keys`. Callers that open many keys list them once.
+    `listed` is a recent result of `list_keys`. Callers that open many keys should list them only once.
 
     Raises:
-        StoreKeyError: the key's wrapping key is not among `keys`; the message names the wrapping key.
-        DamagedDataError: the key is missing, or every generation is damaged.
+        StoreKeyError: If the key's wrapping key is not among `keys`. The message names the wrapping key.
+        DamagedDataError: If the key is missing, or every generation is damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
     for _ in range(LISTINGS_MAX):
@@ -257,7 +259,7 @@ def make_record(
     writer: str,
     random_bytes: Callable[[int], bytes],
 ) -> KeyRecord:
-    """Return a record that holds `secret`."""
+    """Return a record that contains `secret`, wrapped with `wrapping`."""
     empty = KeyRecord(key_check_value(secret), generation, key_id, store_id, b"", wrapping.key_id, writer)
     nonce = random_bytes(NONCE_BYTES)
     wrapped = wrap(wrapping.secret, secret, nonce=nonce, context=empty.context())
@@ -265,9 +267,9 @@ def make_record(
 
 
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
-    """Write a record durably. Return False if a record of this name exists, which then may not be durable yet.
+    """Write a record durably, and return True. Return False if a record with this name exists, which then may not be durable yet.
 
-    If the result is True, every name that `keys/` has shown before is durable too: its writer may have died before its sync.
+    If the result is True, every name that `keys/` has shown before is durable too, even if its writer died before syncing the directory.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
     with store_files.writing(disk, f"the key {record.path}"):
@@ -281,7 +283,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Remove these records; return the paths of those that existed. Their replacements must be durable."""
+    """Remove these records, and return the paths of those that existed. The records that replace them must be durable."""
     with store_files.writing(disk, "the removal of old keys"):
         removed = store_files.unlink(disk, paths)
         if removed:
@@ -290,10 +292,10 @@ def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
 
 
 def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
-    """Remove data keys that no pack needs; return the paths removed.
+    """Remove data keys that no pack needs, and return the removed paths.
 
-    The caller determined `needed`, the key ids that packs name, after `open_writers`: the next pack of an open writer may need a key that
-    no pack names yet. The digest key, and unreadable records, are kept.
+    The caller must determine `open_writers` before `needed`, the key ids that packs name. The next pack of an open writer may need a key
+    that no pack names yet. The digest key, and unreadable records, are kept.
     """
     paths = []
     for key_id, generations in list_keys(disk).items():
@@ -307,18 +309,18 @@ def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_
 
 
 ROUNDS_MAX = 8
-"""Limit on rounds. One does the work and one verifies it; more are needed only while other processes write keys under the old key."""
+"""Limit on rounds. One round does the work and another verifies it. More rounds are needed only if other processes write keys meanwhile."""
 
 
 def rotate(
     disk: Disk, store_id: str, old: Keys, new: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> int:
-    """Wrap every key of the store with the first key of `new`; return the number of records written. The call may be repeated.
+    """Wrap every key of the store with the first key of `new`, and return the number of records written. The call may be repeated.
 
     Raises:
-        UsageError: `new` has no key.
-        StoreError: a key needs another key file, or the disk failed. Keys that were already rotated stay rotated.
-        DamagedDataError: a key is lost; all others were rotated.
+        UsageError: If `new` has no key.
+        StoreError: If a key needs another key file, or the disk failed. Keys that were already rotated remain rotated.
+        DamagedDataError: If a key is lost. All other keys were rotated.
     """
     if not new.wrapping:
         raise UsageError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
@@ -341,7 +343,7 @@ def rotate(
 
 
 class _Round:
-    """One pass over `keys/`. The first of `keys.wrapping` wraps the keys."""
+    """One pass over `keys/`. The first key in `keys.wrapping` wraps the keys."""
 
     def __init__(self, disk: Disk, store_id: str, keys: Keys, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk
@@ -351,7 +353,7 @@ class _Round:
         self._listed = list_keys(disk)
         self._opened: dict[str, OpenedKey] = {}
         self._newest: dict[str, int] = {}
-        """Key id → the generation that replaces older ones."""
+        """Map from key id to the generation that replaces older generations."""
         self.damage: list[DamagedDataError] = []
         self.written = 0
 
@@ -385,7 +387,7 @@ class _Round:
                 self.written += 1
 
     def remove_old(self) -> list[str]:
-        """Remove replaced generations. Sync the directory first: generations of an interrupted rotation may not be durable yet."""
+        """Remove replaced generations. Sync the directory first, because generations of an interrupted rotation may not be durable yet."""
         old = [
             key_path(key_id, generation)
             for key_id, newest in self._newest.items()

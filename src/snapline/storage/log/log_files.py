@@ -1,89 +1,98 @@
 """Reading and writing host logs: listing and reading entries, appending batches, sealing logs, and deleting batches.
 
 **Reading.** An entry counts as durable only after its reader has synced the log's directory. A reader may see an entry before the entry is
-durable, because its writer may die before syncing the directory. If the reader acted on the entry then, a power failure could remove an
-entry that others rely on. So after a listing the reader syncs every directory with new entries. Logs with the mark `sealed` need no sync:
-the mark is created after a sync, and no entry follows.
+durable, because its writer may die before syncing the directory. If the reader acted on that entry, a power failure could then remove an
+entry on which other processes rely. So after listing a log, the reader syncs its directory if the listing shows new entries. A log with the
+mark `sealed` needs no sync: the log was synced before the mark was created, and no entry is added after the mark.
 
-Deletion of garbage leaves gaps, so a missing number proves nothing by itself. Where the store is signed or
-encrypted, deletion records list the deleted batches, and `missing_batches` returns those that are missing without a
-record.
+Garbage collection leaves gaps in the numbers, so a missing number alone does not prove that a batch was lost. Where the store is signed or
+encrypted, deletion records list the deleted batches. `missing_batches` then returns the batches that are neither present nor recorded as
+deleted.
 
 **Writing.** The problem: a host acknowledges an input once it is durable, and a later owner of the agent must find the input. A slow host
-may not know that it was replaced. Whatever such a host then writes must either be found by the new owner or never be acknowledged.
+may not know that it has been replaced. Each batch that such a host then writes must either be found by the new owner or never be
+acknowledged.
 
-The model: if several processes create the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a conditional PUT).
-A log has one appender. The appender takes numbers in ascending order, each after the outcome of the previous one is known. There may be
-many sealers, at any time, of any speed, and each may die anywhere. Listing a directory is not atomic: the result contains everything that
-existed throughout the listing. Entries that appeared or disappeared meanwhile may be in the result or not.
+The model: if several processes create a file with the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a
+conditional PUT). A log has one appender. The appender uses ascending numbers, and uses a number only after the outcome of the previous
+append is known. Any number of sealers may run at any time and at any speed, and each may die at any step. Listing a directory is not
+atomic: the listing contains every entry that existed throughout. An entry that appears or disappears during the listing may or may not be
+in it.
 
-**Appending** creates the next number. If the same bytes already have the name, the append succeeded: an earlier attempt created the file,
-and only its last sync is missing. If anything else has the name, the batch was not appended and never will be: the log is being sealed.
+**Appending** creates the file with the next number. If a file with that number and the same bytes exists, the append succeeded: an earlier
+attempt created the file, and only its last sync is missing. If a file with other bytes exists, the batch was not appended and never will
+be, because the log is being sealed.
 
 **Sealing.**
 
 1. Create the mark `sealing`.
 2. List the entries of the log.
-3. Create a seal above the highest number, unless one exists. Try the next number first. While the appender takes the number first, jump by
-   2, 4, 8 … above the number that failed, so no appender can outrun the sealer.
-4. Seal each number from there downwards, until a number is a batch. Now all numbers between are seals, and all numbers below that batch
-   have been used. So the appender's next number is a seal, and the appender will acknowledge nothing more.
-5. Create the mark `sealed`, which saves other sealers the work.
+3. Create a seal above the highest number, unless the highest entry is a seal. Try the next number first. If the appender takes that number
+   first, jump by 2, 4, 8 … above the number that failed, so that no appender can outrun the sealer.
+4. Create a seal at each lower number in descending order, until a number holds a batch. Now all numbers between that batch and the highest
+   seal are seals, and the appender has already used all numbers below. So the appender's next number is a seal, and the appender
+   acknowledges nothing more.
+5. Create the mark `sealed`, so that other sealers need not repeat the work.
 
-A sealer never probes numbers upwards, since deleted batches leave gaps. A sealer does not stop at an existing seal on the way down: the
-maker of that seal may have died before it sealed the numbers below. A damaged file does not stop it either. Extra seals are harmless.
+A sealer never probes upwards for the highest number, since deleted batches leave gaps. In step 4 a sealer does not stop at an existing
+seal: the process that made that seal may have died before it sealed the numbers below. A damaged file does not stop a sealer either. Extra
+seals are harmless.
 
-**Deleting** spares seals and the highest number. In a log with the mark `sealing` the deleter waits for the mark `sealed`. Otherwise
-a listing could miss two batches: the old highest one, deleted after a higher one was appended, and the new highest one. The seal would then
-take a number in the middle, and the appender would continue above the seal. The rule prevents this. The deleter lists a higher number
-first and looks for the mark afterwards. If the mark is absent, the sealer lists later still and finds that higher number. So the number
-that was highest when the sealer began to list still exists when the sealer ends, and stops the sealer on its way down.
+**Deleting** removes neither seals nor the entry with the highest number. If a log has the mark `sealing` but not `sealed`, the deleter
+deletes nothing from it. Otherwise a listing could miss two batches: the previous highest batch, which was deleted after a higher one was
+appended, and the new highest batch. The seal would then get a number below the newest batch, and the appender would continue above the
+seal. The rule to wait for the mark `sealed` prevents this. The deleter finds a higher number in its listing before it looks for the mark.
+If the mark is absent, the sealer lists the log later and finds that higher number too. So the number that was highest when the sealer began
+to list still exists when the sealer ends, and stops the sealer on its way down.
 
 Where the store is signed or encrypted, deletions are recorded before the batches are deleted.
 
-After a log is sealed, a late sealer may still create seals in place of deleted batches. Such seals are harmless. So a reader reads
-*all* numbers and skips seals.
+After a log is sealed, a slow sealer may still create seals at the numbers of deleted batches. Such seals are harmless, because a reader
+reads *all* numbers and skips seals.
 
 This module carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and no input is acknowledged after
-that.
+the sealing.
 
-**Deletions**: which batches may be deleted, and deletion records that list the deleted ones.
+**Deletions**: the rules for deleting batches, and the records that list deleted batches.
 
-**Deletion records.** The problem: anyone who can write to the store can remove a batch without a trace. Deletion of garbage leaves gaps
-in logs, and nothing else records where logs end. The threat model is that of `store/protection.py`: the attacker has no key.
+**Deletion records.** The problem: anyone who can write to the store can remove a batch without a trace. Garbage collection leaves gaps in
+logs, and nothing else records where logs end. The threat model is the same as in `store/protection.py`: the attacker has no key.
 
 Where a store is signed or encrypted, the deleter writes a record that lists the batches before it deletes them (`log/deleted.<random>`,
-kind `LDEL`). The record holds ranges of batch numbers for each log, authenticated with a key. Every number up to the highest batch, and
-up to the newest number that the coordinator knows, is a batch or lies in such a range. A batch with any other number is missing.
+kind `LDEL`). The record contains ranges of batch numbers for each log and is authenticated with a key. The numbers to account for are those
+up to the highest batch and those up to the newest number that the coordinator knows. A number that is neither a batch nor in a range is
+missing.
 
-Several processes may delete at once: the union of all records counts. A writer copies all other ranges into its record and removes the
-records that it has read. So a record that reappears is still true, and no range is lost. A batch in a range may still exist after a crash,
-or because somebody has restored the file. Such a batch is garbage and is ignored.
+Several processes may delete at the same time: a reader takes the union of all records. A writer copies all other ranges into its record and
+removes the records that it has read. So a record that reappears is still true, and no range is lost. A batch in a recorded range may still
+exist after a crash, or because somebody has restored the file. Readers ignore such a batch as garbage.
 
-This module carries R1 of inputs, also against tampering.
+This module carries R1 of inputs even if somebody tampers with the store.
 
 **Which batches may be deleted.** The problem: after a failure an agent is rolled back to an epoch, and receives its later inputs again
-from the logs. The target epoch is not known in advance: the newest epoch may still be rejected. So an input must be kept as long as a
-kept epoch could need it.
+from the logs. The target epoch is not known in advance, because even the newest epoch may be rejected. So an input must be kept as long as
+a kept epoch could need it.
 
-The model: for each agent in a cut, the cut holds the number of the last input that the agent had consumed. An epoch *covers* an input in
-two cases. In the first, the number in the cut is not below the input's number. In the second, the agent had left before the epoch, so no
-agent exists to consume the input. An epoch before the agent's creation covers none of its inputs: recovery creates the agent again, and
-the agent needs them all. A batch may be deleted when each kept epoch covers each of its inputs and each of its entries. A batch is one
-file, so one needed input keeps the others.
+The model: for each agent in a cut, the cut contains the number of the last input that the agent had consumed. An epoch *covers* an input in
+two cases: the number in the cut is at least the input's number, or the agent had left the fleet before the epoch. An epoch before the
+agent's creation covers none of its inputs: if recovery goes back to that epoch, the agent is created again and needs all its inputs. A
+batch may be deleted when each kept epoch covers each of its inputs and each of its entries. A batch is one file, so it is kept while any of
+its inputs is needed.
 
-The same holds for entries of durable turns: a cut holds the number of an agent's finished turns, and covers their entries. But a turn
-that a recovery has undone may never run again, and then no epoch would ever cover it. If such a turn runs again, it does so soon after the
-recovery. So entries of plans before the current plan are no longer needed when all kept epochs are *settled*: well after the beginning of
-the current plan. A turn that is repeated even later runs its steps again. Inputs have no such limit.
+The same holds for entries of durable turns: a cut contains the number of durable turns that an agent has finished, and covers the entries
+of those turns. But a turn that a recovery has undone may never run again, and then no epoch would ever cover its entries. If such a turn
+runs again, it does so soon after the recovery. So the entries of earlier plans become garbage once all kept epochs are *settled*, which
+means that they were taken well after the current plan began. A turn that is repeated even later executes its steps again. Inputs have no
+such time limit.
 
 The caller's duties:
 
-1. `epochs` are all epochs that a recovery may go back to: those that the coordinator's log keeps, pinned ones, and the recovery lines of
-   open plans. If there is no epoch, nothing is deleted.
-2. `left` names agents that do not exist now. It excludes agents that were created again under the same id: an epoch between
+1. `epochs` contains every epoch to which a recovery may go back: epochs that the coordinator's log keeps, pinned epochs, and the recovery
+   lines of open plans. If `epochs` is empty, nothing is deleted.
+2. `left` names agents that do not exist now. `left` excludes agents that were created again under the same id: an epoch between
    two incarnations needs the inputs accepted for the second one.
-3. An old leader may delete batches late: a covered batch stays covered, as epochs only become fewer and later.
+3. A former leader may delete batches late. Late deletion is safe because a covered batch stays covered: kept epochs are only removed, or
+   added with higher numbers.
 
 This module supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
 """
@@ -127,24 +136,25 @@ from snapline.storage.log.log_record import (
 DELETIONS_KIND = b"LDEL"
 
 DELETIONS_BYTES_MAX = 2**26
-"""Largest record (64 MiB), checked before reading. A log takes about 40 bytes, plus a few for each remaining batch between deleted ones."""
+"""Largest deletion record (64 MiB), checked before reading. A log takes about 40 bytes, plus a few for each gap in its deleted ranges."""
 
 TRIES_MAX = 10
-"""Limit on attempts to read a consistent set. A sweep replaces a record every few seconds at most; reading all takes milliseconds."""
+"""Limit on attempts to read a consistent set of deletion records. A deleter replaces a record every few seconds at most, and reading all
+records takes milliseconds."""
 
 _PURPOSE = "snapline deletions 1"
 
 Spans = list[tuple[int, int]]
-"""Ranges of numbers (first, last) in ascending order; two ranges are never adjacent."""
+"""Ranges of numbers (first, last) in ascending order. Two ranges are never adjacent."""
 
 
 class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a deletion record.
 
     Attributes:
-        logs: directory of a log → its deleted ranges.
-        store: id of the store that the record belongs to.
-        tag: `Guard.authenticate` of the other fields.
+        logs: map from the directory of a log to its deleted ranges.
+        store: id of the store to which the record belongs.
+        tag: authentication tag of the other fields, from `Guard.authenticate`.
     """
 
     logs: dict[str, Spans]
@@ -169,8 +179,8 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
     """Return the body of one deletion record.
 
     Raises:
-        DamagedDataError: the record is missing, damaged, or belongs to another store.
-        StoreError: the record was written without a key.
+        DamagedDataError: If the record is missing, damaged, or belongs to another store.
+        StoreError: If the record was written without a key.
     """
     body = unseal(
         DELETIONS_KIND,
@@ -192,7 +202,7 @@ def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[st
     """Return the deleted ranges by log directory, and the paths of the records that list them.
 
     Raises:
-        StoreError: a record is damaged, or was written without a key; or the store cannot be read.
+        StoreError: If a record is damaged or was written without a key, or if the store cannot be read.
     """
     for _ in range(TRIES_MAX):
         paths = find_deletions(disk)
@@ -200,7 +210,7 @@ def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[st
             records = [read_deletions(disk, path, store_id=store_id, guard=guard) for path in paths]
         except DamagedDataError as error:
             if set(paths) <= set(find_deletions(disk)):
-                # Not a DamagedDataError: recovery would fall back to an older epoch.
+                # DamagedDataError would make recovery fall back to an older epoch.
                 raise StoreError(str(error)) from error
             continue  # Another process has just replaced the record.
         union: dict[str, Spans] = {}
@@ -220,7 +230,7 @@ def note_deletions(
     random: str,
     temporary_name: str,
 ) -> None:
-    """Record durably that these batches are deleted. Raises OSError and the errors of `read_deletions` and `Guard.authenticate`."""
+    """Record durably that these batches are deleted. Raise OSError or the errors of `read_deletions` and `Guard.authenticate`."""
     logs, replaced = read_all(disk, store_id=store_id, guard=guard)
     for log, numbers in wanted.items():
         logs[log.directory] = join(logs.get(log.directory, []) + [(number, number) for number in numbers])
@@ -232,7 +242,7 @@ def note_deletions(
 
 
 def join(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Return the same numbers in as few ranges as possible."""
+    """Return ranges that contain the same numbers, merged into as few ranges as possible."""
     joined: Spans = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:
@@ -249,7 +259,10 @@ def holds(spans: Spans, number: int) -> bool:
 
 
 def first_missing(batches: Collection[int], spans: Spans, newest: int) -> int:
-    """Return the lowest number that is neither present nor deleted, up to the highest batch and `newest`; 0 if none is missing."""
+    """Return the lowest missing number, or 0 if none is missing.
+
+    A number is missing if it is at most `newest` or the highest batch, but is neither a batch nor deleted.
+    """
     known = join([*[(number, number) for number in batches], *spans])
     end = known[0][1] if known and known[0][0] <= 1 else 0
     return end + 1 if end < max([newest, *batches]) else 0
@@ -259,12 +272,12 @@ _ALL = float("inf")
 
 
 class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of a batch that garbage collection needs to judge the batch.
+    """The numbers that garbage collection needs to decide whether a batch may be deleted.
 
     Attributes:
         log, number: name of the batch.
-        highest: agent → the highest number of its inputs in the batch.
-        turns: agent → the highest number of its durable turns in the batch.
+        highest: map from agent to the highest number of its inputs in the batch.
+        turns: map from agent to the highest number of its durable turns in the batch.
     """
 
     log: LogName
@@ -274,7 +287,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
 
 
 class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
-    """Epoch from which on no work of plans before `plan` is repeated."""
+    """The epoch from which no turn of a plan before `plan` runs again."""
 
     plan: int
     epoch: int
@@ -284,7 +297,7 @@ NEVER_SETTLED = SettledEpoch(0, 0)
 
 
 def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
-    """Return the numbers that garbage collection needs of this batch. The result is small enough to be kept in memory for every batch."""
+    """Return the numbers that garbage collection needs from this batch. The result is small enough to be kept in memory for every batch."""
     highest: dict[str, int] = {}
     for logged in batch.inputs:
         highest[logged.agent] = max(logged.number, highest.get(logged.agent, 0))
@@ -301,13 +314,13 @@ def find_garbage(
     turns: Mapping[int, Mapping[str, int]] | None = None,
     settled: SettledEpoch = NEVER_SETTLED,
 ) -> list[tuple[LogName, int]]:
-    """Return the batches that may be deleted, in the given order; the module docstring lists the caller's duties.
+    """Return those of `batches` that may be deleted, in the given order. The module docstring lists the caller's duties.
 
     Args:
-        batches: any batches, including those of deleted logs.
-        epochs: number of each kept epoch → its `Metadata.inputs`.
-        left: agent → the lowest epoch before which it had left.
-        turns: number of each kept epoch → its `Metadata.durable_turns`; None if no turn has ended anywhere.
+        batches: any batches, including batches of deleted logs.
+        epochs: map from the number of each kept epoch to its `Metadata.inputs`.
+        left: map from agent to the lowest epoch before which it had left.
+        turns: map from the number of each kept epoch to its `Metadata.durable_turns`, or None if no durable turn has ended.
     """
     if not epochs:
         return []
@@ -323,7 +336,7 @@ def find_garbage(
 
 
 class _CoveredNumbers:
-    """Map from agent to the highest number that every epoch covers."""
+    """Map from agent to the highest number that every kept epoch covers."""
 
     def __init__(self, epochs: Mapping[int, Mapping[str, int]], left: Mapping[str, int]) -> None:
         self._epochs = epochs
@@ -331,7 +344,7 @@ class _CoveredNumbers:
         self._known: dict[str, float] = {}
 
     def cover(self, highest: Mapping[str, int]) -> bool:
-        """Return whether the kept epochs cover all these numbers."""
+        """Return whether every kept epoch covers all these numbers."""
         return all(number <= self._of(agent) for agent, number in highest.items())
 
     def _of(self, agent: str) -> float:
@@ -343,7 +356,7 @@ class _CoveredNumbers:
 def _lowest_covered(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
     """Return the highest number that every epoch covers for one agent.
 
-    An agent may be known to an epoch although it is listed as having left before that epoch. Such an agent was created again (duty 2), and
+    An epoch may contain an agent that is listed in `left` as having left before that epoch. Such an agent was created again (duty 2), and
     counts as present.
     """
     if left is not None and any(agent in inputs for epoch, inputs in epochs.items() if epoch >= left):
@@ -353,11 +366,12 @@ def _lowest_covered(agent: str, epochs: Mapping[int, Mapping[str, int]], left: i
 
 
 READINGS = 3
-"""Number of passes over the deletion records before a batch counts as missing. One listing may miss both a record and its replacement."""
+"""Number of times that the deletion records are read before a batch counts as missing. One listing may miss both a record and its
+replacement."""
 
 
 def unsupported_reason(disk: Disk) -> str:
-    """Return the reason why this disk cannot hold host logs; "" if it can."""
+    """Return why this disk cannot store host logs, or "" if it can."""
     return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
 
@@ -369,15 +383,15 @@ class LogReader:
         self._store_id = store_id
         self._guard = guard
         self._durable: dict[LogName, frozenset[int]] = {}
-        """Entries that this reader has listed and whose directories it has synced, by log."""
+        """Entries that this reader has listed, by log. The reader has made them durable by syncing their directories."""
 
     @property
     def unsupported_reason(self) -> str:
-        """Return the reason why this store cannot hold host logs; "" if it can."""
+        """Return why this store cannot contain host logs, or "" if it can."""
         return unsupported_reason(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return the numbers of all entries; see `Store.read_logs`."""
+        """Return the numbers of all entries. See `Store.read_logs`."""
         logs = {}
         for log in find_logs(self._disk):
             numbers, marks = list_log(self._disk, log)
@@ -389,7 +403,7 @@ class LogReader:
         return logs
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return a batch, or None for a seal; see `Store.read_batch`."""
+        """Return a batch, or None for a seal. See `Store.read_batch`."""
         path = entry_path(check_log(log), check_number(number))
         body = read_entry(self._disk, path, store_id=self._store_id)
         if number not in self._durable.get(log, frozenset()):
@@ -397,7 +411,7 @@ class LogReader:
         return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
 
     def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return the entries that were not deleted; see `Store.exclude_deleted`."""
+        """Return the entries that were not deleted. See `Store.exclude_deleted`."""
         if self._guard is None or not authenticates(self._guard):
             return dict(logs)
         deleted, _ = read_all(self._disk, store_id=self._store_id, guard=self._guard)
@@ -409,7 +423,7 @@ class LogReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return the lowest missing batch of each log; see `Store.missing_batches`."""
+        """Return the lowest missing batch of each log. See `Store.missing_batches`."""
         if self._guard is None or not authenticates(self._guard):
             return {}
         return missing_batches(self._disk, batches, newest, store_id=self._store_id, guard=self._guard)
@@ -424,7 +438,7 @@ class LogReader:
 
 
 def find_logs(disk: Disk) -> list[LogName]:
-    """Return all logs that have a directory, sorted. A store that never held a log has no directory for logs."""
+    """Return all logs that have a directory, sorted. A store that never contained a log has no directory for logs."""
     logs = []
     for plan in _directories(disk, LOG):
         for directory in _directories(disk, plan):
@@ -435,17 +449,17 @@ def find_logs(disk: Disk) -> list[LogName]:
 
 
 def list_numbers(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the entries, ascending; empty if the log has no directory."""
+    """Return the numbers of the log's entries in ascending order, or an empty list if the log has no directory."""
     return list_log(disk, log)[0]
 
 
 def list_batches(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the batches, ascending. The first bytes of a file tell whether it is a batch."""
+    """Return the numbers of the log's batches in ascending order. The first bytes of a file show whether it is a batch."""
     return [number for number in list_numbers(disk, log) if holds_batch(disk, entry_path(log, number))]
 
 
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
-    """Return the numbers of the entries, ascending, and the marks; both empty if the log has no directory."""
+    """Return the entry numbers in ascending order, and the marks. Both lists are empty if the log has no directory."""
     entries = store_files.listed(disk, log.directory)
     parsed = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
     names = [place[1] for place in parsed if place is not None]
@@ -460,8 +474,7 @@ def missing_batches(
     store_id: str | None,
     guard: Guard,
 ) -> dict[LogName, int]:
-    """Return log → its lowest missing number. A number is missing if it is at most the highest batch or `newest`, and neither a batch nor
-    deleted."""
+    """Return a map from each log to its lowest missing number. Logs without missing numbers are omitted. See `first_missing`."""
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
         deleted, _ = read_all(disk, store_id=store_id, guard=guard)
@@ -487,7 +500,7 @@ def holds_batches(disk: Disk) -> bool:
 
 
 def holds_batch(disk: Disk, path: str) -> bool:
-    """Return whether the file at `path` is a batch, judged by its first bytes."""
+    """Return whether the file at `path` begins like a batch."""
     try:
         return is_batch(disk.read(path, 0, HEAD_BYTES))
     except OSError:
@@ -495,13 +508,13 @@ def holds_batch(disk: Disk, path: str) -> bool:
 
 
 def keys_of_batches(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt batches. Raises the errors of `check_entry`."""
+    """Return the ids of the keys that encrypt batches. Raise the errors of `check_entry`."""
     entries = [_read(disk, path, store_id) for path in find_entries(disk)]
     return {entry.key for entry in entries if isinstance(entry, BatchBody) and entry.key}
 
 
 def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> None:
-    """Read a whole log file and check it. Raises the errors of `read_entry`, but reports a missing file as damage."""
+    """Read a whole log file and check it. Raise the errors of `read_entry`, except that a missing file is reported as damage."""
     body = _read(disk, path, store_id)
     if isinstance(body, BatchBody):
         open_batch(body, guard, path=path)
@@ -511,8 +524,8 @@ def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | Se
     """Return the body of the log file at `path`, after every check that needs no key.
 
     Raises:
-        NotFoundError: the file does not exist.
-        DamagedDataError, StoreError: as in `decode_file`, or the file cannot be read.
+        NotFoundError: If the file does not exist.
+        DamagedDataError, StoreError: As in `decode_file`, or if the file cannot be read.
     """
     try:
         return _read(disk, path, store_id)
@@ -544,10 +557,12 @@ def _directories(disk: Disk, directory: str) -> Iterator[str]:
 
 
 JUMPS_MAX = 40
-"""Limit on jumps in step 3. Each jump doubles the distance, so to outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""
+"""Limit on jumps in step 3. Each jump is twice as long as the previous one, so an appender outruns 40 jumps only by appending 2⁴⁰
+batches."""
 
 SEALS_MAX = 100_000
-"""Limit on seals in step 4: the length of the last jump, about twice what was appended since the listing. A longer run is an error."""
+"""Limit on seals in step 4. Step 4 seals about as many numbers as the last jump skipped, about twice the number of batches appended since
+the listing. Needing more seals is an error."""
 
 _ID_BYTES = 16
 
@@ -561,12 +576,12 @@ class LogWriter:
         self._guard = guard
         self._random_bytes = random_bytes
         self._known_directories: set[LogName] = set()
-        """Logs whose directories this writer has synced in their parent directories."""
+        """Logs whose directories are durable because this writer has synced the parent directories."""
         self._certified: tuple[LogName, bytes, bytes] | None = None
-        """The log that was written last, the certificate that the caller gave for it, and the verified certificate."""
+        """The log that this writer wrote last, the certificate that the caller passed for it, and the verified certificate."""
 
     def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the file of this batch; see `Store.prepare_batch`."""
+        """Return the encoded file of this batch. See `Store.prepare_batch`."""
         check_log(log)
         nonce = self._random_bytes(_ID_BYTES).hex()
         return encode_batch(
@@ -580,13 +595,13 @@ class LogWriter:
         )
 
     def certify(self, log: LogName, public: bytes) -> bytes:
-        """Return the certificate of a log; see `Store.certify_log`."""
+        """Return the certificate of a log. See `Store.certify_log`."""
         if self._guard is None or not self._guard.signs:
             return b""
         return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
 
     def append(self, prepared: PreparedBatch) -> bool:
-        """Create the batch. When this returns True, the batch is durable; see `Store.append_batch`."""
+        """Create the batch's file, and return whether the batch is durable. See `Store.append_batch`."""
         log, path = prepared.log, prepared.path
         with store_files.writing(self._disk, f"entry {prepared.number} of {log}"):
             self._prepare_directory(log)
@@ -605,7 +620,7 @@ class LogWriter:
         return True
 
     def seal(self, log: LogName) -> None:
-        """End a log. The seal is durable when this returns; see `Store.seal_log`."""
+        """Seal a log durably. See `Store.seal_log`."""
         check_log(log)
         with store_files.writing(self._disk, f"the seal of {log}"):
             if self._is_marked(log, SEALED):
@@ -627,7 +642,7 @@ class LogWriter:
                 raise
 
     def delete(self, places: Iterable[tuple[LogName, int]], *, plans_below: int) -> list[str]:
-        """Delete batches; see `Store.delete_batches`."""
+        """Delete batches. See `Store.delete_batches`."""
         wanted: dict[LogName, set[int]] = {}
         for log, number in places:
             wanted.setdefault(check_log(log), set()).add(number)
@@ -645,8 +660,11 @@ class LogWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _certificate(self, log: LogName, given: bytes) -> bytes:
-        """Return the log's certificate. A process with the private key certifies itself. A process checks its certificate before it
-        writes, as no batch that readers would reject may be acknowledged."""
+        """Return the log's certificate, after checking it. A process with the private key issues the certificate itself if the caller
+        passes none.
+
+        The check comes before the write because a batch that readers would reject must not be acknowledged.
+        """
         guard = self._guard
         if guard is None or not guard.verifies:
             return b""
@@ -662,7 +680,7 @@ class LogWriter:
         return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
-        """Create a mark. Only the presence of a mark counts: contents that another process wrote are not read."""
+        """Create a mark. Only the existence of the mark's file counts, so contents that another process wrote are not read."""
         path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
@@ -677,7 +695,7 @@ class LogWriter:
         return True
 
     def _seal_above(self, log: LogName, number: int) -> int:
-        """Do step 3 of sealing; return the number of a seal above all batches."""
+        """Run step 3 of sealing, and return the number of a seal above all batches."""
         for jump in range(JUMPS_MAX):
             number += 2**jump
             if self._create_seal(log, number):
@@ -685,7 +703,7 @@ class LogWriter:
         raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
 
     def _seal_below(self, log: LogName, top: int) -> None:
-        """Do step 4 of sealing: seal numbers downwards to the first batch."""
+        """Run step 4 of sealing: create seals in descending order down to the first batch."""
         for number in range(top - 1, max(0, top - 1 - SEALS_MAX), -1):
             path = entry_path(log, number)
             if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
@@ -694,7 +712,7 @@ class LogWriter:
             raise StoreError(f"{log} has {SEALS_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Create a seal; return whether the number now has a durable seal, new or old."""
+        """Create a seal. Return whether the number now holds a durable seal, either new or existing."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
@@ -704,21 +722,22 @@ class LogWriter:
         return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
-        """Return whether the file equals a seal byte by byte. A damaged seal does not."""
+        """Return whether the file equals a seal byte by byte. For a damaged seal, return False."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         with store_files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
     def _check_intact(self, path: str) -> None:
-        """Check that the file in the place of a batch is intact. A damaged file might be that batch, and then the outcome of the append
-        is unknown."""
+        """Check that the file that already exists at a batch's path is intact. If that file is damaged, it might be the batch itself, so
+        the outcome of the append is unknown."""
         try:
             read_entry(self._disk, path, store_id=self._store_id)
         except NotFoundError as error:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
     def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
-        """Return the batches that may be deleted. The listing must come before the check for the mark; see the module docstring."""
+        """Return those of `numbers` that may be deleted. The listing must precede the check for the mark, as the module docstring
+        explains."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         wanted = [number for number in listed if number in numbers and number < highest]
@@ -728,7 +747,7 @@ class LogWriter:
         return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
 
     def _note(self, found: dict[LogName, list[int]]) -> None:
-        """Write a deletion record for the batches before they are deleted."""
+        """Write a deletion record for batches that are about to be deleted."""
         if self._guard is None or not authenticates(self._guard) or not found:
             return
         note_deletions(
@@ -752,7 +771,7 @@ class LogWriter:
         )
 
     def _prepare_directory(self, log: LogName) -> None:
-        """Create the log's directory and make it durable, once for each log."""
+        """Create the log's directory durably, once for each log."""
         if log in self._known_directories:
             return
         if unsupported_reason(self._disk):

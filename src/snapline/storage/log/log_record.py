@@ -1,22 +1,22 @@
-"""Names and file format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
+"""Names and file format of host logs. A log contains batches of the external inputs that a host has accepted, seals, and marks.
 
 Every file is a record (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record names its store and
-path, so a file in the wrong place counts as damage.
+path, so a file at the wrong path counts as damaged.
 
 A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes in a file knows that it wrote the
-file. Where the store is encrypted, each batch is encrypted under a key of its own, derived from the nonce and bound to the batch's place.
-Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too (version 2). The signing key belongs to
-the host, and the coordinator certifies the public half of the key for this log. The path of a seal or mark determines its bytes, so any
-number of processes may write them.
+file. Where the store is encrypted, each batch is encrypted under its own key, which is derived from the nonce. The encryption also binds
+the batch to its log and number. Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too
+(version 2). The host owns the signing key, and the coordinator certifies the key's public half for this log. The bytes of a seal or mark
+depend only on its path, so any number of processes may write the same one.
 
 The names:
 
-    log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
+    log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …, which is a batch or a seal
     log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
-    log/deleted.<random>                 the deleted batches of all logs (`log_files.py`)
+    log/deleted.<random>                 record of deleted batches in any log (`log_files.py`)
 
-Host ids may contain dashes and dots: the last dash in the name ends the host id.
+Host ids may contain dashes and dots, so the last dash in the directory's name ends the host id.
 """
 
 import re
@@ -44,7 +44,7 @@ from snapline.storage.keys.ciphers import log_message
 from snapline.storage.packs.checkpoint import JournalEntry
 
 NUMBER_MAX = EPOCH_MAX
-"""Largest number of a plan, host start or entry. The number fits a signed 64-bit integer."""
+"""Largest number of a plan, host start or entry, which fits in a signed 64-bit integer."""
 
 SEALING = "sealing"
 SEALED = "sealed"
@@ -56,7 +56,7 @@ _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Name of the log that one start of a host process writes under one plan."""
+    """Name of the log that a host process writes between one start and the next, under one plan."""
 
     plan: int
     host: str
@@ -77,7 +77,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_log(log: LogName) -> LogName:
-    """Return `log` if it is valid; UsageError otherwise."""
+    """Return `log` if it is valid. Raise UsageError otherwise."""
     check_id(log.host, "host")
     if not (1 <= log.plan <= NUMBER_MAX and 0 <= log.start <= NUMBER_MAX):
         raise UsageError(f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0")
@@ -85,19 +85,19 @@ def check_log(log: LogName) -> LogName:
 
 
 def check_number(number: int) -> int:
-    """Return `number` if it is a valid entry number; UsageError otherwise."""
+    """Return `number` if it is a valid entry number. Raise UsageError otherwise."""
     if not 1 <= number <= NUMBER_MAX:
         raise UsageError(f"{number} is no number of an entry: they count from 1")
     return number
 
 
 def entry_path(log: LogName, name: int | str) -> str:
-    """Return the path of the entry with this number, or of the mark with this name."""
+    """Return the path of the entry with this number or the mark with this name."""
     return f"{log.directory}/{name}"
 
 
 def deletions_path(random: str) -> str:
-    """Return the path of a deletion record; `random` has 32 hexadecimal digits."""
+    """Return the path of a deletion record. `random` consists of 32 hexadecimal digits."""
     return f"{LOG}/deleted.{random}"
 
 
@@ -107,7 +107,7 @@ def is_deletions_path(path: str) -> bool:
 
 
 def parse_directory(path: str) -> LogName | None:
-    """Return the log with this directory; None for other paths."""
+    """Return the log that has this directory, or None if `path` is not a log's directory."""
     match = _DIRECTORY.fullmatch(path)
     if match is None:
         return None
@@ -116,7 +116,7 @@ def parse_directory(path: str) -> LogName | None:
 
 
 def parse_path(path: str) -> tuple[LogName, int | str] | None:
-    """Return the log with the entry number or the mark at this path; None for paths that no log file has."""
+    """Return the log at this path, with the entry number or the mark. Return None if `path` cannot be the path of a log file."""
     directory, _, name = path.rpartition("/")
     log = parse_directory(directory)
     if log is not None and name in MARKS:
@@ -127,7 +127,7 @@ def parse_path(path: str) -> tuple[LogName, int | str] | None:
 
 
 BATCH_BYTES_MAX = 2**26
-"""Largest batch file (64 MiB, four messages of maximal length). The size is checked before writing and before reading."""
+"""Largest batch file: 64 MiB, or four messages of maximal length. The size is checked before writing and before reading."""
 
 BATCH_KIND = b"LBAT"
 SEAL_KIND = b"LSEA"
@@ -136,19 +136,19 @@ _PURPOSE = "snapline batch 1"
 _SIGNED_PURPOSE = "snapline signed batch 1"
 _SIGNED_VERSION = 2
 _KIND = slice(8, 12)
-"""Position of the kind within a record."""
+"""Position of the kind in a record."""
 
 
 class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An external message to an agent.
+    """An external message sent to an agent.
 
     Attributes:
         agent: receiver of the message.
-        number: number of the input, counted from 1 for this agent over all its owners and incarnations.
+        number: sequence number of the input, counted from 1 for this agent across all its owners and incarnations.
         client: sender of the message.
         key: the client's idempotency key.
         payload: the message as encoded by `encode_message`.
-        admitted_ns: wall-clock time of acceptance in nanoseconds since 1970, for display only.
+        admitted_ns: wall-clock time at which the input was accepted, in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -163,18 +163,18 @@ EFFECT = "effect"
 """Kind of a journal entry that records an effect."""
 
 BEGUN = "begun"
-"""Suffix of the kind of a host log entry for an effect that is about to be executed. Journals never contain such entries."""
+"""Suffix of an entry's kind in a host log: the effect is about to be executed. Journals never contain such entries."""
 
 
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A finished journal entry of a durable turn. A repetition of the same turn does not run that step again.
+    """A completed journal entry of a durable turn. If the turn is repeated, the recorded step does not run again.
 
     Attributes:
         agent: the agent that runs the turn.
-        turn: number of the durable turn, counted from 1 along the agent's history.
-        seed: 16 bytes that identify the turn among all turns of this number in any history.
+        turn: number of the durable turn, counted from 1 in the agent's history.
+        seed: 16 bytes that distinguish the turn from every other turn with this number, in any history.
         place: position of the entry in the journal, counted from 0.
-        prefix: digest of all earlier entries of the journal, 16 bytes.
+        prefix: 16-byte digest of all earlier entries of the journal.
         entry: the journal entry itself.
     """
 
@@ -187,7 +187,7 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One batch of a log. `saved_entries` holds `entries` as stored in the file, where an empty list is omitted."""
+    """One batch of a log. `saved_entries` is `entries` as stored in the file, where an empty list is omitted."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
@@ -199,7 +199,7 @@ class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
-    """A batch ready to be stored. Each attempt writes the same `data` at `path`."""
+    """A batch that is ready to be stored. Every attempt to store it writes the same `data` at `path`."""
 
     log: LogName
     number: int
@@ -211,10 +211,10 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a batch's record.
 
     Attributes:
-        data: the `LogBatch` in MessagePack; encrypted if there is a key.
-        key: id of the key that encrypts `data`; empty if not encrypted.
+        data: the `LogBatch` in MessagePack, encrypted if there is a key.
+        key: id of the key that encrypts `data`, or "" if `data` is not encrypted.
         nonce: 32 random hexadecimal digits.
-        host, number, plan, start, store: where the batch belongs.
+        host, number, plan, start, store: identify the store, the log and the number to which the batch belongs.
     """
 
     data: bytes
@@ -228,11 +228,11 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def log(self) -> LogName:
-        """Log that contains the batch."""
+        """The log that contains the batch."""
         return LogName(self.plan, self.host, self.start)
 
     def context(self) -> bytes:
-        """Return the context to which encryption binds the data."""
+        """Return the context to which the encryption binds the data."""
         return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
 
     @property
@@ -260,7 +260,7 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the record of a seal or a mark. `entry` is the file's name: the seal's number in decimal digits, or the mark."""
+    """Body of a seal's or mark's record. `entry` is the file's name: a seal's number in decimal digits, or the name of a mark."""
 
     entry: str
     host: str
@@ -290,11 +290,13 @@ def encode_batch(
     guard: Guard | None,
     certificate: bytes = b"",
 ) -> PreparedBatch:
-    """Return the batch's file. The batch's encryption key is durable when this returns. Signed batches need the log's `certificate`.
+    """Return the encoded file of the batch. The batch's encryption key is durable when this function returns.
+
+    `certificate` is the log's certificate, which signed batches need.
 
     Raises:
-        UsageError: an input is invalid, or the batch is too large.
-        StoreError: the key could not be written.
+        UsageError: If an input or entry is invalid, or the batch is too large.
+        StoreError: If the key could not be written.
     """
     path = entry_path(log, number)
     reason = _contradiction(batch)
@@ -315,7 +317,7 @@ def encode_batch(
 
 
 def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
-    """Return the file of the seal with this entry number, or of this mark."""
+    """Return the encoded file of the seal with this number, or of the mark with this name."""
     return seal(SEAL_KIND, canonical.encode(SealBody(str(entry), log.host, log.plan, log.start, store_id)))
 
 
@@ -325,11 +327,11 @@ def is_batch(data: bytes) -> bool:
 
 
 def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
-    """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
+    """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or belongs to another path or store.
-        StoreError: a later version of snapline wrote the file.
+        DamagedDataError: If the file is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the file.
     """
     body: BatchBody | SealBody
     if data[_KIND] == SEAL_KIND:
@@ -346,12 +348,12 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
 
 
 def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
-    """Return the batch in a body that `decode_file` has checked.
+    """Return the batch contained in a body that `decode_file` has checked.
 
     Raises:
-        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
-        UnsignedBatchError: the batch is not signed as the guard demands.
-        StoreError: the batch is not encrypted although there is a key, or is encrypted although there is none.
+        DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
+        UnsignedBatchError: If the batch is not signed as the guard requires.
+        StoreError: If the batch is not encrypted although there is a key, or is encrypted although there is no key.
     """
     _check_signature(body, guard, path)
     context = body.context()
@@ -365,11 +367,12 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
 
 class UnsignedBatchError(StoreError):
-    """A batch that no host of the fleet has signed. This is not damage, so recovery does not fall back to an older epoch."""
+    """A batch lacks a valid signature by a host of the fleet. Such a batch does not count as damaged, so recovery does not fall back to an
+    older epoch."""
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
-    """Return whether the owner of the store's key has certified the host's `public` key for this log."""
+    """Return whether the holder of the store's private key has certified the host's `public` key for this log."""
     return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
 
 
@@ -390,7 +393,7 @@ def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
 
 
 def _contradiction(batch: LogBatch) -> str:
-    """Return a description of what is invalid in `batch`; empty if it is valid. The check runs before writing and after reading."""
+    """Return why `batch` is invalid, or "" if it is valid. The check runs before writing and after reading."""
     numbered = [(logged.agent, logged.number, "an input") for logged in batch.inputs]
     numbered += [(logged.agent, logged.turn, "a durable turn") for logged in batch.entries]
     for agent, number, kind in numbered:

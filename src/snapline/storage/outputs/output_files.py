@@ -1,51 +1,54 @@
-"""Storage of released outputs: releasing them with an epoch, delivering each once to a reader with a cursor, and deleting those that all
-consumers have read.
+"""Storage of released outputs. This module releases outputs with an epoch and delivers each output once to a reader with a cursor. The
+module also deletes outputs that all consumers have read.
 
-**Reading.** A reader gets each output once, and a notice when outputs are reverted. The model: files are released in ascending order of
-their epochs, and never change. Each file names the previous epoch *in its history* (`after`), and the newest file when it was written
-(`previous`). A reader reads the files in ascending order. If a file's `after` is below the last file read, the fleet was rolled back. Then
-all outputs that the reader has from epochs above `after` are reverted. The reader gets a notice (`RevertedEpochs`) before the contents of
-the file.
+**Reading.** A reader receives each output once, and a notice when outputs are reverted. The model: files are released in ascending order of
+their epochs, and never change. Each file names the previous epoch *in its history* (`after`), and the newest file at the time of its
+writing (`previous`). A reader reads the files in ascending order. If a file's `after` is lower than the epoch of the last file read, the
+fleet was rolled back. Then all outputs that the reader has received from epochs above `after` are reverted. The reader receives a notice
+(`RevertedEpochs`) before the contents of that file.
 
-So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason is that the
-newest file ≤ `after` is in the history of `after`. A history that skips a file has a file of its own at that place
-(`OutputWriter`).
+So the reader's outputs always come from the files of one history: the newest file, the newest file at or below its `after`, and so on. The
+reason is that the newest file at or below `after` belongs to the history of `after`. If a history skips a file, it has a file of its own at
+that place (`OutputWriter`).
 
-The cursor of a returning reader names the file that the reader read last. So a returning reader gets the same outputs as a reader that
-stayed connected. Retention deletes files and leaves gaps, which `previous` shows. If the previous file is above the cursor, or has more
-outputs than the cursor counts, outputs were missed, and the reader gets an error.
+The cursor of a returning reader names the file that the reader read last. So a returning reader receives the same outputs as a reader that
+stayed connected. Retention deletes files and leaves gaps, which `previous` reveals. If the previous file is above the cursor or has more
+outputs than the cursor counts, the reader has missed outputs and gets an error.
 
-A file counts as durable only after its reader has synced the directory, as for host logs.
+A release file counts as durable only after its reader has synced the directory. Entries of host logs follow the same rule.
 
-**Named consumers.** The position of each named consumer is stored, and outputs that it has not read are kept. A position is a record of
-kind `OCUR`, written once. A new position has the next number, and the older files are deleted. Several processes may acknowledge at once.
-Each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
+**Named consumers.** The position of each named consumer is stored, and outputs that the consumer has not read are kept. A position is a
+record of kind `OCUR` that is written once. A new position gets the next number, and the files of older positions are deleted. Several
+processes may acknowledge at the same time. Each process either writes the next number, or reads the position again because another process
+wrote that number or a later one. A consumer never moves backwards.
 
-**Writing.** The problem: a release is never undone and exists once, whichever processes release it, however often, and wherever they die.
-A slow leader may not know that it was replaced. Such a leader writes the same release as its successor.
+**Writing.** The problem: a release must exist once and never be undone, whichever processes release it, however often, and wherever they
+die. A slow leader may not know that it has been replaced. Such a leader writes the same release as its successor.
 
-The model: if several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last
-and completes the release. The names of the other parts contain a random id of the attempt. So parts of other attempts stay untouched, and
-part 0 names only the parts of its own attempt. The epoch determines the outputs, so any attempt may be first.
+The model: if several processes create a file with the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is
+created last and completes the release. The names of the other parts contain a random id of the attempt. So parts of different attempts do
+not collide, and part 0 names only the parts of its own attempt. The epoch determines the outputs, so it does not matter which attempt
+completes first.
 
 The caller's duties:
 
 1. Epochs are released in ascending order: after a release, no lower epoch with outputs is released for the first time.
-2. `after` is the previous epoch of the same history, and the newest file ≤ `after` is of that history too.
+2. `after` is the previous epoch of the same history, and the newest file at or below `after` belongs to that history too.
 3. The first epoch after each rollback is released, with or without outputs.
 
-**Releasing** a second time succeeds in two cases. In the first, part 0 exists with the same root and `after`. In the second, part 0 of a
-higher epoch exists: by duty 1 this epoch was released once and perhaps deleted since. Readers report damage to an existing part 0; the
-writer does not, because the file was intact when released.
+**Releasing** an epoch again succeeds in two cases. In the first case, part 0 exists with the same root and `after`. In the second case,
+part 0 of a higher epoch exists: by duty 1 the lower epoch was released before, and may have been deleted since. Readers report damage to an
+existing part 0. The writer does not, because the file was intact when it was released.
 
-**No file is written** for an epoch without outputs, with two exceptions. If files between `after` and the epoch are skipped, readers of
-those files need a notice. The caller may also have to ensure that nobody writes the file later: the epoch's bytes may be damaged while a
-leader is about to release it. So for any file, the newest file ≤ its `after` is in its history, as `OutputReader` requires.
+**No file is written** for an epoch without outputs, with two exceptions. First, if files between `after` and the epoch are skipped, their
+readers need a notice. Second, the caller may have to ensure that nobody writes the file later, for example because the epoch's bytes are
+damaged when a leader is about to release it. So for any file, the newest file at or below its `after` belongs to its history, as
+`OutputReader` requires.
 
-**Deleting** proceeds in ascending order and spares the newest file. That file shows a later leader what was released, and readers what
-was deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released: no process will complete their release.
-An extremely slow process may create a part 0 below the remaining files. The outputs in it are correct. Readers that continue from there
-get the error for a gap, and no other reader notices the file.
+**Deleting** proceeds in ascending order and never deletes the newest file. That file shows a later leader which outputs were released, and
+shows readers which were deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released, because no process
+will complete their release. An extremely slow process may create a part 0 below the remaining files. The outputs in that part are correct.
+Readers that continue from there get the error for a gap, and no other reader notices the file.
 """
 
 import contextlib
@@ -86,11 +89,11 @@ from snapline.storage.timestamps import ages_ns
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
-    """Notice that the fleet was rolled back to an earlier epoch: all outputs of epochs above `after` are reverted.
+    """Notice that the fleet was rolled back to an earlier epoch, so that all outputs of epochs above `after` are reverted.
 
     Attributes:
         after: the epoch to which the fleet was rolled back, or a later epoch of the same history.
-        epochs: epochs whose outputs are reverted, ascending, as far as their files still exist.
+        epochs: epochs with reverted outputs, ascending. Epochs whose files no longer exist may be missing.
     """
 
     after: int
@@ -98,13 +101,13 @@ class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputBatch(msgspec.Struct, frozen=True):
-    """Outputs delivered together: one part of a release, or the remainder of the part after the cursor.
+    """Outputs that are delivered together: one part of a release, or the rest of the part in which the cursor points.
 
     Attributes:
         epoch: epoch of the release.
-        first: number of outputs of the release that precede these.
-        outputs: sorted by agent and number.
-        undone: notice of the epochs that are reverted before these outputs apply; None if none are.
+        first: number of outputs of the release that precede this batch.
+        outputs: the outputs, sorted by agent and number.
+        undone: notice of the epochs that are reverted before these outputs apply, or None if no epochs are reverted.
         created_ns: wall-clock time at which the release was written, in nanoseconds since 1970.
     """
 
@@ -116,11 +119,11 @@ class OutputBatch(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Cursor:
-        """Cursor of a reader after the batch."""
+        """Cursor of a reader that has read this batch."""
         return Cursor(self.epoch, self.first + len(self.outputs))
 
     def cursor(self, index: int) -> Cursor:
-        """Return the cursor after the first `index` outputs of the batch; 0 means after the reverts only."""
+        """Return the cursor after the first `index` outputs of the batch. If `index` is 0, only the reverts have been read."""
         return Cursor(self.epoch, self.first + index)
 
 
@@ -132,10 +135,10 @@ class OutputReader:
         self._store_id = store_id
         self._guard = guard
         self._durable = 0
-        """Newest epoch that this reader has listed and whose directory it has synced since."""
+        """Newest epoch that this reader has listed and made durable by syncing the directory."""
 
     def epochs(self) -> list[int]:
-        """Return the epochs that have a durable released file, ascending; see `Store.output_epochs`."""
+        """Return the epochs that have a durable released file, in ascending order. See `Store.output_epochs`."""
         epochs = released_epochs(list_parts(self._disk))
         if epochs and epochs[-1] > self._durable:
             failpoint("store.outputs.read.found")
@@ -145,11 +148,11 @@ class OutputReader:
         return epochs
 
     def head(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release. Raises the errors of `read_part`."""
+        """Return part 0 of a release. Raise the errors of `read_part`."""
         return read_part(self._disk, first_path(epoch), store_id=self._store_id)
 
     def release(self, epoch: int) -> Release:
-        """Return a whole release; see `Store.read_release`."""
+        """Return a whole release. See `Store.read_release`."""
         if not _is_there(self._disk, first_path(epoch)):
             raise NotFoundError(f"epoch {epoch} has no outputs in the store {self._disk.location}")
         head = self.head(epoch)
@@ -157,7 +160,7 @@ class OutputReader:
         return Release(epoch, head.after, head.root, head.created_ns, outputs)
 
     def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield the outputs after this cursor that have been released by now; see `Store.read_outputs`."""
+        """Yield the outputs after this cursor that have already been released. See `Store.read_outputs`."""
         position = parse_cursor(after)
         if epochs is None:
             epochs = self.epochs()
@@ -171,7 +174,7 @@ class OutputReader:
                 if damage is not None or (epoch != position.epoch and _is_there(self._disk, first_path(epoch))):
                     raise
                 damage = error if _is_there(self._disk, first_path(epoch)) else None
-                continue  # Deleted meanwhile, or perhaps already read: the next release shows whether outputs are missing.
+                continue  # The file was deleted meanwhile, or was perhaps read already. The next release shows whether outputs are missing.
             if damage is not None and Cursor(*head.previous) > position:
                 raise damage
             damage = None
@@ -181,7 +184,7 @@ class OutputReader:
             raise damage
 
     def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
-        """Yield the outputs of this release after `position`, which is in this release or the previous one."""
+        """Yield the outputs of this release after `position`, which is in this release or an earlier one."""
         undone = None
         if head.epoch == position.epoch:
             if position > head.end:
@@ -207,7 +210,7 @@ class OutputReader:
         )
 
     def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> RevertedEpochs | None:
-        """Return the epochs whose outputs a reader at `position` has and that the fleet has reverted."""
+        """Return the reverted epochs whose outputs a reader at `position` has received, or None if there are none."""
         if position.epoch <= head.after:
             return None
         undone, epoch = [position.epoch], position.epoch
@@ -237,7 +240,7 @@ class OutputReader:
 
 
 def check_same_release(body: OutputBody, head: OutputBody) -> None:
-    """Check that a part belongs to the release that part 0 names; raises DamagedDataError."""
+    """Check that a part belongs to the release of the part 0 in `head`. Raise DamagedDataError if it does not."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
         raise damaged(body.path, f"its release data differs from that of {head.path}")
 
@@ -250,7 +253,7 @@ def list_parts(disk: Disk) -> list[PartName]:
 
 
 def released_epochs(parts: list[PartName]) -> list[int]:
-    """Return the epochs that have a part 0, ascending."""
+    """Return the epochs that have a part 0, in ascending order."""
     return [name.epoch for name in parts if name.part == 0]
 
 
@@ -258,7 +261,7 @@ def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
     """Return the body of a part, after every check that needs no key.
 
     Raises:
-        DamagedDataError, StoreError: as in `decode_part`, or the file is missing or cannot be read.
+        DamagedDataError, StoreError: As in `decode_part`, or if the file is missing or cannot be read.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
     return decode_part(data, path=path, store_id=store_id)
@@ -270,7 +273,7 @@ def holds_outputs(disk: Disk) -> bool:
 
 
 def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt outputs. Raises the errors of `read_part`."""
+    """Return the ids of the keys that encrypt outputs. Raise the errors of `read_part`."""
     keys = {read_part(disk, name.path, store_id=store_id).key for name in list_parts(disk)}
     return keys - {""}
 
@@ -287,13 +290,13 @@ def _is_there(disk: Disk, path: str) -> bool:
 CURSOR_KIND = b"OCUR"
 
 TRIES_MAX = 20
-"""Limit on attempts to move a consumer while other processes move it: each failed attempt is another process's success."""
+"""Limit on attempts to move a consumer while other processes move it. Each failed attempt means that another process succeeded."""
 
 _ID_BYTES = 16
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, gc=False):
-    """Position of a consumer: its cursor as text, and the wall-clock time of its acknowledgement in nanoseconds since 1970."""
+    """A consumer's cursor as text, and the wall-clock time at which the consumer acknowledged it, in nanoseconds since 1970."""
 
     cursor: str
     acknowledged_ns: int
@@ -310,8 +313,8 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
     """Return the positions of all named consumers, sorted by name.
 
     Raises:
-        DamagedDataError: the newest position of a consumer is damaged.
-        StoreError: the store cannot be read.
+        DamagedDataError: If the newest position of a consumer is damaged.
+        StoreError: If the store cannot be read.
     """
     for _ in range(TRIES_MAX):
         with contextlib.suppress(_ChangedError):
@@ -322,11 +325,11 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
 def acknowledge(
     disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
 ) -> ConsumerPosition:
-    """Move a consumer forward to `cursor`, durably; return the consumer's position. The first call creates the consumer.
+    """Move a consumer forward to `cursor` durably, and return the consumer's position. The first call creates the consumer.
 
     Raises:
-        UsageError: the consumer's name or the cursor is invalid.
-        StoreError: the position could not be written; repeat the call.
+        UsageError: If the consumer's name or the cursor is invalid.
+        StoreError: If the position could not be written. Repeat the call.
     """
     wanted = parse_cursor(cursor)
     consumer_path(name, 1)
@@ -340,7 +343,7 @@ def acknowledge(
 
 
 def forget(disk: Disk, name: str) -> bool:
-    """Remove a consumer, so that outputs are no longer kept for it. Return whether the consumer existed."""
+    """Remove a consumer, so that outputs are no longer kept for that consumer. Return whether the consumer existed."""
     consumer_path(name, 1)
     with store_files.writing(disk, f"the removal of consumer {name!r}"):
         paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
@@ -351,13 +354,13 @@ def forget(disk: Disk, name: str) -> bool:
 
 
 def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
-    """Read and check a whole position file of a consumer. Raises DamagedDataError or StoreError."""
+    """Read a consumer's position file completely and check it. Raise DamagedDataError or StoreError."""
     name, _ = parse_consumer_path(path) or ("", 0)
     _decode(disk, path, name, store_id)
 
 
 class _ChangedError(Exception):
-    """The listed files have changed since the listing."""
+    """Raised if the position files have changed since they were listed."""
 
 
 def _advance(
@@ -378,7 +381,7 @@ def _advance(
     except FileExistsError as error:
         raise _ChangedError from error
     if max(_list(disk).get(name, []), default=0) > number:
-        raise _ChangedError  # Other processes wrote two later positions and removed this number before it was written.
+        raise _ChangedError  # Other processes wrote two later positions and removed this number before this process wrote it.
     store_files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
     return place
 
@@ -416,7 +419,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 
 def _list(disk: Disk) -> dict[str, list[int]]:
-    """Return the numbers of all position files by consumer, in ascending order."""
+    """Return the numbers of each consumer's position files, in ascending order."""
     entries = store_files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
     numbers: dict[str, list[int]] = {}
@@ -426,24 +429,25 @@ def _list(disk: Disk) -> dict[str, list[int]]:
 
 
 def lowest_cursor(places: dict[str, ConsumerPosition]) -> Cursor | None:
-    """Return the position that every consumer has reached; None if there are no consumers."""
+    """Return the position that every consumer has reached, or None if there are no consumers."""
     return min([parse_cursor(place.cursor) for place in places.values()], default=None)
 
 
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
-"""Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is offline over a long weekend."""
+"""Default age in nanoseconds at which releases are deleted (a week). A consumer may be offline for a long weekend without losing
+outputs."""
 
 AGE_NS_MIN = 3600 * 10**9
-"""Default minimum age at deletion, in nanoseconds (an hour). Unnamed readers have no stored position; the age protects them from fast named
-consumers."""
+"""Default minimum age of a deleted release, in nanoseconds (an hour). The minimum protects unnamed readers, whose positions are not stored,
+from named consumers that read faster."""
 
 STEPS = 24
-"""Divisor of those ages: the time between two releases counts as at most this fraction of them (`storage/timestamps.py`). So the newest
-releases survive a jump of the clock."""
+"""Divisor of those ages. The time between two releases counts as at most the age limit divided by `STEPS` (`storage/timestamps.py`). So the
+newest releases survive a jump of the clock."""
 
 LOOKED_AT = 256
-"""Approximate number of releases that one deletion reads. If there are more, the deletion reads a sample. Each sampled release that may be
-deleted is deleted with all releases before it."""
+"""Approximate number of releases that one deletion reads. If there are more releases, the deletion reads a sample. If a sampled release may
+be deleted, all earlier releases are deleted too."""
 
 
 class OutputWriter:
@@ -458,7 +462,7 @@ class OutputWriter:
         random_bytes: Callable[[int], bytes],
         watchers: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Create the writer. Each of `watchers` is called with the epoch of each release, and with 0 after a deletion, from any thread."""
+        """Create the writer. Each watcher is called with the epoch after each release, and with 0 after a deletion, from any thread."""
         self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
@@ -467,17 +471,17 @@ class OutputWriter:
         self._newest: OutputBody | None = None
         """The newest known release, without its outputs."""
         self._heads: dict[int, OutputBody] = {}
-        """Part 0 of each release that deletions have read."""
+        """Part 0 of each release that the last deletion sampled, without its outputs."""
         self._last_released = 0
-        """Epoch that this object released last. Only the next epoch after it needs no check of the store: another leader may have
-        released others."""
+        """Epoch that this object released last. Only the release of the next epoch skips the check of the store. Before any other release,
+        another leader may have released epochs."""
         self._lock = threading.Lock()
-        """Lock held while temporary files are written, and while temporary files of other processes are removed."""
+        """Lock held while this process writes temporary files, and while it removes leftover temporary files."""
 
     def release(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with an epoch; see `Store.release_outputs`."""
+        """Release outputs with an epoch. See `Store.release_outputs`."""
         path, ordered = first_path(epoch), check_outputs(outputs or [])
         check_root(root)
         if not 0 <= after < epoch:
@@ -498,7 +502,7 @@ class OutputWriter:
         self._notify_watchers(epoch)
 
     def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
-        """Move a consumer forward; see `Store.acknowledge_outputs`."""
+        """Move a consumer forward. See `Store.acknowledge_outputs`."""
         self._require_create_only()
         self._check_reached(parse_cursor(cursor))
         with self._lock:
@@ -507,11 +511,11 @@ class OutputWriter:
             )
 
     def forget(self, consumer: str) -> bool:
-        """Remove a consumer; return whether the consumer existed."""
+        """Remove a consumer, and return whether the consumer existed."""
         return forget(self._disk, consumer)
 
     def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
-        """Delete old releases and releases that all consumers have read; see `Store.delete_outputs`."""
+        """Delete releases that are too old or that all consumers have read. See `Store.delete_outputs`."""
         with store_files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
@@ -534,7 +538,7 @@ class OutputWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_reached(self, cursor: Cursor) -> None:
-        """Reject a cursor beyond all releases: such a cursor would allow the deletion of all releases up to it."""
+        """Reject a cursor beyond all releases, because such a cursor would allow the deletion of all releases up to it."""
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
@@ -545,7 +549,7 @@ class OutputWriter:
         return self._head_of(epochs[-1]) if epochs else None
 
     def _head_of(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release without its outputs. If part 0 is damaged, only the epoch is set: readers report the damage."""
+        """Return part 0 of a release without its outputs. If part 0 is damaged, return a body in which only the epoch is valid."""
         try:
             return msgspec.structs.replace(self._read(epoch), data=b"")
         except DamagedDataError:
@@ -606,7 +610,7 @@ class OutputWriter:
         self._newest = head
 
     def _deletable_epochs(self, epochs: list[int], now_ns: int, age_ns_max: int, age_ns_min: int) -> set[int]:
-        """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged release only the epoch is known."""
+        """Return the epochs that may be deleted: all up to the last deletable sampled release, but never the newest."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
         heads = self._sample_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
@@ -620,8 +624,8 @@ class OutputWriter:
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
     def _sample_heads(self, epochs: list[int]) -> list[OutputBody]:
-        """Return part 0 of the newest release and of an even sample of others. The next call uses the same sample. Damaged parts are
-        omitted."""
+        """Return part 0 of the newest release and of an even sample of the other releases. The next call uses the same sample. Damaged
+        parts are omitted."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
         sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
         heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in sampled]
@@ -629,14 +633,14 @@ class OutputWriter:
         return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
-        """Unlink releases. The removal of each part 0 is durable before its other parts are removed."""
+        """Unlink releases. The removal of a release's part 0 is made durable before the release's other parts are removed."""
         removed = store_files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
         return removed + store_files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
-        """Return the parts below the newest release that belong to no complete release."""
+        """Return the parts, up to the newest released epoch, that belong to no complete release."""
         lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
         releases: dict[int, str] = {}
         for epoch in {name.epoch for name in lower} & set(epochs):
@@ -646,7 +650,7 @@ class OutputWriter:
         return [x.path for x in lower if x.epoch not in unread and x.release != releases.get(x.epoch)]
 
     def _sweep_temporary(self, epoch: int) -> list[str]:
-        """Remove temporary files up to that of the newest release. This process uses none of them."""
+        """Remove temporary files of releases up to this epoch. The lock ensures that this process is not using any of them."""
         with self._lock:
             try:
                 entries = self._disk.list_directory(TEMPORARY)
@@ -670,13 +674,13 @@ class OutputWriter:
 
 
 def order_of_parts(count: int) -> list[int]:
-    """Return the numbers of the parts in the order of creation. Part 0 comes last, because part 0 completes the release."""
+    """Return the numbers of the parts in the order of creation. Part 0 comes last, because it completes the release."""
     return [*range(1, count), 0]
 
 
 def _previous(newest: OutputBody | None) -> Cursor:
-    """Return the cursor that a reader must have reached before the next release. Releases without outputs and without reverted epochs do
-    not count."""
+    """Return the cursor that a reader must have reached before the next release. Releases that neither contain nor revert outputs do not
+    count."""
     if newest is None:
         return START
     before = Cursor(*newest.previous)

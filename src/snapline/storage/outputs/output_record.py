@@ -1,23 +1,23 @@
 """Names and file format of released outputs.
 
 Every file is a record (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the
-number of outputs of each part. The names of the other parts contain a random id of their release, which part 0 names. So parts of
-interrupted attempts are never read, and no attempt can complete another's. Every part contains its path; at another path the part counts
-as damaged.
+number of outputs of each part. The names of the other parts contain their release's random id, which part 0 also contains. So parts of
+interrupted attempts are never read, and no attempt can complete another attempt's release. Every part contains its path. A part at any
+other path counts as damaged.
 
-The epoch determines the outputs and their order. So the outputs are the same in every attempt, and so is every reader's cursor. The
-division into parts may differ.
+The epoch determines the outputs and their order. So the outputs and every reader's cursor are the same in every attempt. Only the division
+into parts may differ.
 
-Where the store is encrypted, the outputs are encrypted under their own key, derived from the id of the release. The encryption binds the
-outputs to all other fields of the part. Epoch, root, lengths and counts remain readable.
+Where the store is encrypted, the outputs are encrypted under their own key, derived from the id of the release. The encryption also binds
+the outputs to all other fields of the part. Epoch, root, lengths and counts remain readable.
 
 The names of output files, and of the consumers' position files:
 
-    outputs/<epoch>.0                   first part of an epoch's release; it holds the number of parts
-    outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names
-    outputs/consumers/<name>.<number>   position of a named consumer; the highest number counts
+    outputs/<epoch>.0                   first part of an epoch's release, which lists the counts of all parts
+    outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 contains
+    outputs/consumers/<name>.<number>   position of a named consumer; the file with the highest number is valid
 
-A consumer's name may contain dots: the last dot ends the name.
+A consumer's name may contain dots, so the last dot ends the name.
 """
 
 import re
@@ -41,7 +41,7 @@ _CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Position of a reader, which has all releases before `epoch` and the first `taken` outputs of that epoch's release."""
+    """Position of a reader that has read all releases before `epoch` and the first `taken` outputs of that epoch's release."""
 
     epoch: int = 0
     taken: int = 0
@@ -51,11 +51,11 @@ class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 START = Cursor()
-"""Cursor before all outputs; its text form is empty."""
+"""Cursor before all outputs, whose text form is empty."""
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a part, as found in its path. `release` is empty for part 0."""
+    """Name of a part, as parsed from its path. `release` is empty for part 0."""
 
     epoch: int
     part: int
@@ -68,14 +68,14 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_path(epoch: int) -> str:
-    """Return the path of part 0; UsageError if the epoch is invalid."""
+    """Return the path of part 0 of this epoch's release. Raise UsageError if the epoch is invalid."""
     if not 1 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch that outputs are released with: they count from 1")
     return PartName(epoch, 0, "").path
 
 
 def parse_part_path(path: str) -> PartName | None:
-    """Return the name of the part at this path; None for other paths."""
+    """Return the name of the part at this path, or None if no part can have this path."""
     match = _PART.fullmatch(path)
     if match is None or int(match[1]) > EPOCH_MAX:
         return None
@@ -83,7 +83,7 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return the cursor that `text` denotes; UsageError if `text` is invalid."""
+    """Return the cursor that `text` denotes. Raise UsageError if `text` is invalid."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)
@@ -93,12 +93,12 @@ def parse_cursor(text: str) -> Cursor:
 
 
 def consumer_path(name: str, number: int) -> str:
-    """Return the path of the `number`-th position of a consumer; UsageError if the name is invalid."""
+    """Return the path of the `number`-th position of a consumer. Raise UsageError if the name is invalid."""
     return f"{CONSUMERS}/{check_id(name, 'consumer')}.{number}"
 
 
 def parse_consumer_path(path: str) -> tuple[str, int] | None:
-    """Return the consumer's name and the position's number; None for other paths."""
+    """Return the consumer's name and the position's number, or None if `path` is not the path of a position."""
     match = _CONSUMER.fullmatch(path)
     return None if match is None or int(match[2]) > EPOCH_MAX else (match[1], int(match[2]))
 
@@ -107,23 +107,25 @@ FILE_BYTES_MAX = 2**26
 """Largest part (64 MiB). The size is checked before writing and before reading."""
 
 PART_BYTES = 2**23
-"""Size at which a part ends (8 MiB), unless a single output is longer. A reader holds one part in memory at a time."""
+"""Maximum size of a part (8 MiB), unless a single output is larger. A reader keeps one part in memory at a time."""
 
 OUTPUT_KIND = b"OUTP"
 WRITER = "outputs"
-"""Writer id of releases. The id finds their encryption key, as the id of a host's start does for its packs."""
+"""Writer id under which the encryption keys of releases are stored. Likewise, the keys of packs are stored under the id of a host's
+start."""
 
 _PURPOSE = "snapline outputs 1"
 _OVERHEAD_BYTES = 64
-"""Estimated size of one output without its texts and payload."""
+"""Estimated size of one output, excluding its texts and payload."""
 
 
 RESERVED_TOPIC_PREFIX = "@"
-"""Prefix of the topics that the runtime itself uses: `ctx.emit` rejects them."""
+"""Prefix of the topics that the runtime itself uses. `ctx.emit` rejects topics with this prefix."""
 
 
 def matches_topic(topic: str, wanted: str) -> bool:
-    """Return whether a consumer of the topic `wanted` gets this topic. "" means all topics of agents."""
+    """Return whether a consumer of the topic `wanted` receives outputs with this topic. If `wanted` is "", it receives all topics of
+    agents."""
     return topic == wanted if wanted else not topic.startswith(RESERVED_TOPIC_PREFIX)
 
 
@@ -132,10 +134,10 @@ class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
 
     Attributes:
         agent: sender of the output.
-        number: number of the output, counted from 1 along the agent's history.
+        number: sequence number of the output, counted from 1 in the agent's history.
         topic: topic chosen by the agent.
         payload: the message as encoded by `encode_message`.
-        emitted_ns: wall-clock time in nanoseconds since 1970, for display only.
+        emitted_ns: wall-clock time of emission in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -149,16 +151,16 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a part's record.
 
     Attributes:
-        after: the epoch before this one in its history; outputs released between the two are reverted.
-        counts: number of outputs in each part, part 0 first.
+        after: the epoch before this one in its history. Outputs released between the two epochs are reverted.
+        counts: number of outputs in each part, beginning with part 0.
         created_ns: wall-clock time of writing in nanoseconds since 1970.
-        data: the list of `EmittedOutput` in MessagePack; encrypted if there is a key.
+        data: the list of `EmittedOutput` in MessagePack, encrypted if there is a key.
         epoch, store: epoch and store of the release.
-        key: id of the key that encrypts `data`; empty if not encrypted.
+        key: id of the key that encrypts `data`, or "" if `data` is not encrypted.
         part: number of this part.
-        previous: epoch and number of outputs of the previous release in the store, of any history, that holds or reverts
-            outputs; (0, 0) if there was none. The field shows a reader that a release in between was deleted.
-        release: 32 random hexadecimal digits.
+        previous: epoch and number of outputs of the previous release in the store, or (0, 0) if there was none. A release of any history
+            counts if it contains or reverts outputs. The field shows a reader that a release between `previous` and this one was deleted.
+        release: random id of the release, 32 hexadecimal digits.
         root: root of the epoch.
     """
 
@@ -175,7 +177,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     store: str
 
     def context(self) -> bytes:
-        """Return the context to which encryption binds the data: all other fields."""
+        """Return the context to which the encryption binds the data: all other fields."""
         return canonical.encode((_PURPOSE, msgspec.structs.replace(self, data=b"")))
 
     @property
@@ -185,16 +187,16 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
     @property
     def end(self) -> Cursor:
-        """Cursor of a reader that has read all of this release."""
+        """Cursor of a reader that has read the whole release."""
         return Cursor(self.epoch, sum(self.counts))
 
     def part_path(self, part: int) -> str:
-        """Return the path of another part of this release."""
+        """Return the path of the given part of this release."""
         return PartName(self.epoch, part, self.release if part else "").path
 
 
 class Release(msgspec.Struct, frozen=True):
-    """All outputs released with one epoch. The fields have the meaning of the fields of `OutputBody`."""
+    """All outputs released with one epoch. The fields mean the same as in `OutputBody`."""
 
     epoch: int
     after: int
@@ -208,7 +210,7 @@ _outputs_decoder = msgspec.msgpack.Decoder(list[EmittedOutput])
 
 
 def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
-    """Return the outputs sorted by agent and number; UsageError if one is invalid or a duplicate."""
+    """Return the outputs sorted by agent and number. Raise UsageError if an output is invalid or a duplicate."""
     ordered = sorted(outputs, key=_place)
     reason = _contradiction(ordered)
     if reason:
@@ -231,11 +233,11 @@ def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutpu
 
 
 def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], guard: Guard | None) -> list[bytes]:
-    """Return the files of the parts. Their encryption key is durable when this returns.
+    """Return the encoded files of the parts. The parts' encryption key is durable when this function returns.
 
     Raises:
-        UsageError: a part is too large.
-        StoreError: the key could not be written.
+        UsageError: If a part is too large.
+        StoreError: If the key could not be written.
     """
     cipher = guard.begin_pack(WRITER, head.release) if guard is not None and guard.encrypts else None
     encoded = []
@@ -251,11 +253,11 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
 
 
 def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
-    """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
+    """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or belongs to another path or store.
-        StoreError: a later version of snapline wrote the file.
+        DamagedDataError: If the file is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the file.
     """
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
     with store_files.decoding(path):
@@ -268,11 +270,11 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
 
 
 def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
-    """Return the outputs in a part that `decode_part` has checked.
+    """Return the outputs contained in a part that `decode_part` has checked.
 
     Raises:
-        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
-        StoreError: the part is not encrypted although there is a key, or is encrypted although there is none.
+        DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
+        StoreError: If the part is not encrypted although there is a key, or is encrypted although there is no key.
     """
     data = open_data(
         body.data,
@@ -298,8 +300,7 @@ def _place(output: EmittedOutput) -> tuple[str, int]:
 
 
 def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
-    """Return a description of what is invalid in sorted outputs; empty if they are valid. The check runs before writing and after
-    reading."""
+    """Return why the sorted outputs are invalid, or "" if they are valid. The check runs before writing and after reading."""
     for index, output in enumerate(outputs):
         if not 1 <= output.number <= EPOCH_MAX:
             return f"{output.number} is no number of an output: they count from 1"

@@ -1,22 +1,22 @@
 """Reading of packs: packs of checkpoints that agents take independently, and packs that hosts report for a manifest.
 
-Checkpoints that agents take independently are the material of recovery lines that are not epochs yet.
+Recovery lines that are not epochs yet consist of checkpoints that agents take independently.
 
-The files `checkpoints/<writer>/<plan>.<random>` have the format of an epoch's packs. No file of the store names them. Hosts report them to
-the coordinator, which knows which packs a recovery may need, and finds them in this directory after a restart.
-An agent may have several checkpoints in one pack, in the order in which it took them.
-No file names a checkpoint pack, so a deleted pack that a crash brings back is harmless. Deletions are therefore not synced.
+The files `checkpoints/<writer>/<plan>.<random>` have the same format as an epoch's packs. No file of the store names them. Hosts report
+them to the coordinator, which knows which packs a recovery may need. After a restart the coordinator finds the packs in this directory. An
+agent may have several checkpoints in one pack, in the order in which it took them. No file names a checkpoint pack, so a deleted pack that
+reappears after a crash is harmless. Therefore deletions are not synced.
 
-Empty directories are kept: a host may be about to link a file into one.
+Empty directories are kept, because a host may be about to link a file into one of them.
 
 Reported indexes and blobs are checked against their digests (G11).
 
-**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the place of
-each chunk. The index of a reported pack names what the pack's checkpoints need from other files: packs written with it, and chunks of a
-base epoch. `gather` resolves both, once, into a list of every pack and every chunk. So the manifest refers to no other manifest.
+**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the location of
+each chunk. The index of a reported pack names the data in other files that the pack's checkpoints need: packs written with it, and chunks
+of a base epoch. `gather` resolves both into a list of every pack and every chunk. So the manifest refers to no other manifest.
 
-A host reuses only chunks of its base epoch, and the base must still exist. Deletion spares what any manifest names (`epoch_retention.py`).
-So deletion cannot race with reuse, if the caller deletes no epoch between gathering and writing the manifest.
+A host reuses only chunks of its base epoch, and the base epoch must still exist. Deletion keeps every pack that any manifest names
+(`epoch_retention.py`). So deletion cannot race with reuse if the caller deletes no epoch between gathering and writing the manifest.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ from snapline.storage.packs.pack import (
 
 
 def difference_in_size(found: int, expected: int) -> str:
-    """Return a description of a wrong length; empty if the length is right."""
+    """Return a description of a wrong length, or "" if the length is correct."""
     if found < expected:
         return f"truncated: {found} of {expected} bytes"
     return f"{found - expected} surplus bytes after the end" if found > expected else ""
 
 
 def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) -> Keyring:
-    """Return the keyring that decrypts the blobs of the pack at `path`, written under `key_id`.
+    """Return the keyring that decrypts the blobs of the pack at `path`, which was written under the key `key_id`.
 
     Raises:
-        StoreError: the store has no key with this id.
+        StoreError: If the store has no key with this id.
     """
     name = layout.parse_any_pack_path(path)
     if guard is None or name is None:
@@ -66,10 +66,10 @@ def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) ->
 
 
 def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, epoch: int | None) -> PackIndex:
-    """Return the index of the pack that a host reported.
+    """Return the index of a pack that a host reported.
 
     Raises:
-        DamagedDataError: the file is missing, or differs from the reported one.
+        DamagedDataError: If the file is missing, or differs from the reported file.
     """
     with store_files.reading(disk, reference.path, epoch=epoch):
         size_bytes = disk.size(reference.path)
@@ -83,7 +83,7 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
 
 
 def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
-    """Return the id of the key that encrypts the pack's blobs. Raises DamagedDataError or StoreError."""
+    """Return the id of the key that encrypts the pack's blobs, or "". Raise DamagedDataError or StoreError if the pack is unreadable."""
     with store_files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
@@ -91,10 +91,10 @@ def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
 def read_blob(
     disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plain bytes of the blob at `entry`, which comes from an index or manifest whose digest has been checked.
+    """Return the plaintext of the blob that `entry` describes. `entry` must come from an index or manifest whose digest has been checked.
 
     Raises:
-        DamagedDataError: the blob is damaged; the message names file, epoch and agent.
+        DamagedDataError: If the blob is damaged. The message names file, epoch and agent.
     """
     try:
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
@@ -106,9 +106,9 @@ def read_blob(
 def read_checkpoint(
     disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> AgentCheckpoint:
-    """Return the checkpoint at `entry`; see `read_blob`.
+    """Return the checkpoint that `entry` describes. See `read_blob`.
 
-    The checkpoint contains its agent's id, and in a checkpoint pack also its number. Both are compared with the blob's name.
+    The checkpoint contains its agent's id and its number. The id, and in a checkpoint pack also the number, must match the blob's name.
     """
     plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:
@@ -127,12 +127,12 @@ def read_checkpoint(
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
-    """Return the paths of all checkpoint packs, or of the packs of one plan, sorted."""
+    """Return the sorted paths of all checkpoint packs, or only of the packs of one plan."""
     return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
 
 
 def make_reference(disk: Disk, path: str, *, store_id: str) -> PackReference:
-    """Return the reference that the pack's writer reported; see `Store.reference_checkpoint_pack`."""
+    """Return the reference that the pack's writer reported. See `Store.reference_checkpoint_pack`."""
     return _read_index(disk, path, store_id)[1]
 
 
@@ -144,7 +144,7 @@ def read(
     store_id: str,
     guard: Guard | None = None,
 ) -> list[AgentCheckpoint]:
-    """Return checkpoints in the order of the pack; see `Store.read_checkpoint_pack`."""
+    """Return the checkpoints in the order of the pack. See `Store.read_checkpoint_pack`."""
     if isinstance(pack, str):
         index, reference = _read_index(disk, pack, store_id)
     else:
@@ -164,7 +164,7 @@ def read(
 def read_chunks(
     disk: Disk, path: str, digests: Collection[bytes], *, store_id: str, guard: Guard | None
 ) -> Iterator[PackBlob]:
-    """Yield chunks of the pack, with one in memory at a time; see `Store.read_chunks`."""
+    """Yield chunks of the pack, with only one in memory at a time. See `Store.read_chunks`."""
     index, _ = _read_index(disk, path, store_id)
     entries = {entry.digest: entry for entry in index.chunks()}
     keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
@@ -187,7 +187,7 @@ def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], pat
 
 
 def delete(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Delete checkpoint packs; return the paths of those that existed."""
+    """Delete checkpoint packs, and return the paths of those that existed."""
     for path in paths:
         _check_path(path)
     removed = store_files.unlink(disk, paths)
@@ -196,7 +196,7 @@ def delete(disk: Disk, paths: Collection[str]) -> list[str]:
 
 
 def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
-    """Delete checkpoint packs of earlier plans; see `Store.sweep_checkpoints`."""
+    """Delete checkpoint packs of earlier plans. See `Store.sweep_checkpoints`."""
     removed = delete(disk, [path for path, name in _packs(disk) if name.number < plans_below and path not in kept])
     with contextlib.suppress(FileNotFoundError):
         for entry in disk.list_directory(layout.TEMPORARY):
@@ -221,7 +221,7 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    """Return the checkpoint packs. A store without any has no directory for them; a directory vanishes only with the store."""
+    """Return the checkpoint packs. A store without any has no directory for them, and a directory vanishes only if the store does."""
     packs = []
     with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):
@@ -239,9 +239,9 @@ class Gathered(msgspec.Struct, frozen=True):
     """Contents of the packs of one epoch.
 
     Attributes:
-        packs: the reported packs, in their order, then all other packs that the epoch needs.
-        checkpoints: for each reported pack, agent → its checkpoint's blob.
-        chunks: every chunk that a checkpoint may name.
+        packs: the reported packs in their order, followed by all other packs that the epoch needs.
+        checkpoints: for each reported pack, a map from agent to the blob of its checkpoint.
+        chunks: locations of all chunks that a checkpoint may name.
     """
 
     packs: list[PackReference]
@@ -261,14 +261,15 @@ def gather(
     epoch.
 
     Raises:
-        DamagedDataError: a pack is missing, or differs from the reported one.
-        StoreError: a reused chunk is not in the base epoch.
+        DamagedDataError: If a pack is missing, or differs from the reported pack.
+        StoreError: If a reused chunk is not in the base epoch.
     """
     return _Gathering(disk, store_id, epoch, read_base).run(references)
 
 
 class _Gathering:
-    """One run of `gather`. `_places` maps a digest to its place; `_numbers` maps the path of a pack to its index in `_packs`."""
+    """One run of `gather`. `_places` maps a digest to its chunk's location, and `_numbers` maps the path of a pack to its index in
+    `_packs`."""
 
     def __init__(self, disk: Disk, store_id: str, epoch: int, read_base: Callable[[int], Manifest]) -> None:
         self._disk = disk

@@ -1,47 +1,49 @@
 """Compaction moves live blobs out of packs that are mostly dead, and merges small packs.
 
-The problem: a pack is deleted only when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead chunks. An
-epoch whose chunks were written during many epochs is spread over as many files.
+The problem: a pack is deleted only when no manifest names it. If one chunk of a pack is reused for weeks, the pack and all its dead chunks
+are kept. If an epoch's chunks were written during many epochs, they are spread over as many files.
 
-The model: files are written once. A manifest `<root>.<g>` lists the contents of an epoch (the root) and their places. A later generation
-`g` of the manifest lists the same contents at other places. A blob is *live* if the newest generation of a published epoch names it.
+The model: files are written once. A manifest `<root>.<g>` lists the contents of the epoch with this root, and their locations. Each later
+generation `g` of the manifest lists the same contents at other locations. A blob is *live* if the newest generation of a published epoch
+names it.
 
-Each call of `compact` does three things, each bounded:
+Each call of `compact` has three steps, each bounded:
 
 1. **retire**: remove generations that were replaced at least `GRACE_S` ago, if the newest generation is intact;
-2. **plan**: choose packs less than `LIVE_SHARE_MIN` live, and the small packs of an epoch that is spread over too many packs;
-3. **move**: copy the live blobs of these packs into new packs, each blob under its digests. Encrypted blobs are encrypted again, since they
-   are bound to their place. Then write the next generation of each manifest that names a moved blob, beginning with the newest epoch.
+2. **plan**: choose packs whose live share is below `LIVE_SHARE_MIN`, and the small packs of an epoch that is spread over too many packs;
+3. **move**: copy the live blobs of these packs into new packs, without changing their plaintext digests. Encrypted blobs are encrypted
+   again, since they are bound to their location. Then write the next generation of each manifest that names a moved blob, beginning with
+   the newest epoch.
 
 Packs that no manifest names any more are deleted later, by `Store.delete_unreferenced`.
 
 Invariants:
 
 - **I1** Each published root has, at every moment, an intact generation: all its packs exist and agree with the generation. Only `retire`
-  removes generations of epochs that stay, and first reads the indexes of all packs of the newest generation.
-- **I2** A pack that any generation names is kept (`epoch_retention.py`). So packs have a grace period while a replaced generation names
-  them. A reader of that generation, or a commit that found reused chunks through it, has an hour before anything is deleted.
-- **I3** A manifest names packs of its own or earlier epochs. A new pack has the number of the oldest epoch that needs one of the pack's
-  blobs. Checkpoints of different epochs go into different packs, since a pack holds at most one checkpoint of an agent.
-- **I4** The root does not cover locations. The root is computed again before a generation is written, and must be the same.
+  removes generations of epochs that are kept, and it first reads the indexes of all packs of the newest generation.
+- **I2** A pack that any generation names is kept (`epoch_retention.py`). So a pack also has a grace period while a replaced generation
+  names it. A reader of that generation, or a commit that found reused chunks through it, has an hour before anything is deleted.
+- **I3** A manifest names packs of its own or earlier epochs. A new pack gets the number of the oldest epoch that needs one of the pack's
+  blobs. Checkpoints of different epochs go into different packs, since a pack contains at most one checkpoint of an agent.
+- **I4** The root does not cover locations. The root is computed again before a generation is written, and must be unchanged.
 
 Crashes. New packs are durable before a generation names them, and a generation is durable before an older one is removed. So after a crash
-at any step each ref can be restored. An unnamed pack or an extra generation may remain.
+at any step each ref can be restored. A pack that no generation names, or an extra generation, may remain.
 
 Two processes. Only the leader compacts, but a deposed leader may not know that it was deposed, and may execute any step late:
 
-- the packs of each process have random names, so they never collide with packs of other processes;
-- a generation is created, never replaced: if two processes write the same number, one stops. A late generation with an old number is older
-  than the newest, and is retired like any other. If the epoch was deleted meanwhile, the writer of the generation finds no ref, and
-  removes the generation;
+- the packs of each process have random names, so they never collide with the packs of another process;
+- a generation is created, never overwritten: if two processes write the same number, one of them stops. A generation that is written late
+  with an old number is older than the newest, and is retired like any other. If the epoch was deleted meanwhile, the process that wrote the
+  generation finds no ref and removes the generation;
 - a process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. The newest
   intact generation of a root is never removed;
 - another process's sweep may read the manifests before a generation names a new pack, and delete the pack afterwards. Therefore sweeps skip
-  packs of the writer `WRITER` (`open_writers`). Compaction itself removes such packs after `GRACE_S` without a name. If a pack is missing
-  nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid again.
-  Readers meanwhile try the other generations (`other_generations`).
+  packs of the writer `WRITER` (`open_writers`). Compaction itself removes such a pack if no manifest has named it for `GRACE_S`. If a pack
+  is missing nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid
+  again. Meanwhile readers try the other generations (`other_generations`).
 
-All this assumes that no process stops for longer than `GRACE_S` between reading and acting.
+All these rules assume that no process stops for longer than `GRACE_S` between reading and acting.
 
 This module carries G4 (each published root keeps an intact generation), G7, which compaction must not break, and G11 (every copied byte is
 checked).
@@ -71,22 +73,23 @@ from snapline.storage.packs.manifest import (
 from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
 
 WRITER = "compaction"
-"""Writer id of the packs that compaction writes. No start of a host has this id: the ids of host starts end in a number."""
+"""Writer id of the packs that compaction writes. No host has this writer id, since the writer ids of hosts end in a number."""
 
 GRACE_S = 3600.0
-"""Seconds for which a replaced generation is kept. A commit or restore takes minutes at most; a deposed leader notices within seconds."""
+"""Time in seconds for which a replaced generation is kept. A commit or restore takes minutes at most. A deposed leader notices within
+seconds that it was deposed."""
 
 
 class Notes(msgspec.Struct):
-    """State that one process keeps between calls. Losing it costs only time.
+    """State that one process keeps between calls. Losing this state costs only time.
 
     Attributes:
-        replaced: path of a replaced generation → time at which the replacement was first seen.
-        unnamed: path of a compaction pack that no manifest names → time at which the pack was first seen unnamed.
-        whole: newest generations that have been verified as intact.
-        unreadable_packs: packs that could not be read; compaction skips them.
-        packs_of: path of a manifest → the packs that it names.
-        idle_listing: names of refs and manifests at the last call that had nothing to do.
+        replaced: map from the path of a replaced generation to the time at which the replacement was first seen.
+        unnamed: map from the path of a compaction pack that no manifest names to the time at which this was first seen.
+        whole: paths of the newest generations that have been verified as intact.
+        unreadable_packs: paths of packs that could not be read. Compaction skips them.
+        packs_of: map from the path of a manifest to the packs that it names.
+        idle_listing: names of all refs and manifests at the last call, if that call found nothing to do.
     """
 
     replaced: dict[str, float] = {}
@@ -98,15 +101,16 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation, whose packs stay, so that a new manifest may name them. Raises the errors of `read_manifest`."""
+    """Return the newest generation of a manifest. The packs of that generation are kept, so a new manifest may name them. Raise the errors
+    of `read_manifest`."""
     generation = max(list_generations(disk).get(root, [0]))
     return read_manifest(disk, root, epoch=epoch, generation=generation)
 
 
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the generations that list other places for the blobs of `manifest`, newest first.
+    """Yield the generations that list other locations for the blobs of `manifest`, newest first.
 
-    For a reader that misses a pack: the generation that it read was replaced an hour ago, or never became intact.
+    A reader uses this function if a pack is missing, because the generation that it read was replaced an hour ago or never became intact.
     """
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
@@ -120,7 +124,7 @@ def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root → epoch for all readable refs."""
+    """Return a map from root to epoch for all readable refs."""
     epochs = {}
     for entry in disk.list_directory(layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
@@ -138,7 +142,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
 
 
 class Retirement:
-    """Removal of replaced generations, `grace_s` after this process first saw the replacement."""
+    """Removal of replaced generations. A generation is removed `grace_s` seconds after this process first saw that it was replaced."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
         self._disk = disk
@@ -172,7 +176,7 @@ class Retirement:
             self._notes.whole.add(path)
             return self._remove(due)
         self._notes.whole.discard(path)
-        # The newest generation never was intact, or was damaged since. An older intact one is valid again, and readers find it at once.
+        # The newest generation was never intact, or has been damaged since. An older intact one becomes valid again, and readers use it.
         return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
 
     def _is_due(self, since: Mapping[str, float], path: str) -> bool:
@@ -200,7 +204,7 @@ class Retirement:
         return {entry.name or entry.digest: entry for entry in index.entries}
 
     def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of interrupted compactions, which no manifest has named for the grace period."""
+        """Remove packs of interrupted compactions that no manifest has named for the grace period."""
         directory = f"{layout.PACKS}/{WRITER}"
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
@@ -214,7 +218,7 @@ class Retirement:
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return all pack paths that any manifest names; None if a manifest cannot be read."""
+        """Return the paths of all packs that any manifest names, or None if a manifest cannot be read."""
         known = self._notes.packs_of
         packs_by_manifest: dict[str, frozenset[str]] = {}
         for root, numbers in generations.items():
@@ -232,7 +236,7 @@ class Retirement:
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:
-        """Remove generations. First make the remaining ones durable: their writer may have died before it synced the directory."""
+        """Remove generations. First sync the directory: the writers of the remaining generations may have died before they synced it."""
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)
@@ -247,35 +251,37 @@ LIVE_SHARE_MIN = 0.5
 least as many bytes as it writes."""
 
 DEAD_BYTES_MIN = 2**20
-"""Limit below which sparse packs are kept: all of them together hold less than 1 MiB of dead bytes, so new files would not pay off."""
+"""Total number of dead bytes below which packs that are mostly dead are kept (1 MiB), because writing new files would not pay off."""
 
 PACKS_PER_EPOCH_MAX = 32
-"""Largest number of small packs for each host before they are merged. A restore opens each pack, and opens 32 in a few milliseconds."""
+"""Largest number of small packs per host in an epoch before they are merged. A restore opens each pack, and opens 32 packs in a few
+milliseconds."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Largest size of new packs (a larger blob gets a pack of its own). A new pack is held in memory while it is written."""
+"""Largest size of new packs in bytes. A larger blob gets its own pack. A new pack is held in memory while it is written."""
 
 SMALL_BYTES_MAX = PACK_BYTES_MAX // 2
-"""Live bytes below which a pack counts as small. Two small packs fit into a new one, so merging reduces their number."""
+"""Number of live bytes below which a pack counts as small. Two small packs fit into a new one, so merging reduces the number of packs."""
 
 MERGED_PACKS_MIN = 4
-"""Smallest number of packs to merge. The chunks fill up to half as many packs as before, and the epoch's checkpoints one more."""
+"""Smallest number of packs to merge. The merged chunks fill at most half as many packs as before, and the checkpoints need one more
+pack."""
 
 COMPACT_BYTES_MAX = 256 * 2**20
-"""Bytes copied by one call: about a second of work, so that the idle sweep that calls it can continue with its other work."""
+"""Number of bytes that one call copies, which takes about a second. The limit lets the idle sweep continue with its other work."""
 
 GENERATIONS_MAX = 8
-"""Largest number of generations of one manifest. If more wait for their grace period, nothing is moved. Otherwise manifests instead of
-packs would fill the disk."""
+"""Largest number of generations of one manifest. If more generations wait for the end of their grace period, nothing is moved. Otherwise
+manifests would fill the disk instead of packs."""
 
 WritePack = Callable[..., PackReference]
-"""`Store.write_pack`."""
+"""Type of `Store.write_pack`."""
 Create = Callable[..., None]
-"""`Store._create`."""
+"""Type of `Store._create`."""
 
 
 class LiveBlob(msgspec.Struct, gc=False):
-    """A blob to be moved: its place, and the oldest and newest epochs that need it."""
+    """A blob to be moved, with its location and the oldest and newest epochs that need it."""
 
     pack: PackReference
     entry: BlobEntry
@@ -287,9 +293,9 @@ class Compacted(msgspec.Struct, frozen=True):
     """Result of one call of `compact`.
 
     Attributes:
-        copied_bytes: stored size of the moved blobs.
-        packs, generations: paths of the files written.
-        removed: paths of the generations and packs removed.
+        copied_bytes: stored size of the moved blobs, in bytes.
+        packs, generations: paths of the packs and generations that were written.
+        removed: paths of the generations and packs that were removed.
     """
 
     copied_bytes: int
@@ -310,7 +316,7 @@ def compact(
     bytes_max: int,
     grace_s: float,
 ) -> Compacted:
-    """Retire generations, plan moves and move blobs; see `Store.compact`."""
+    """Retire generations, plan moves and move blobs. See `Store.compact`."""
     removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
     survey = Survey(disk, store_id, notes.unreadable_packs)
     if survey.listing == notes.idle_listing or survey.generations_max() >= GENERATIONS_MAX:
@@ -325,7 +331,7 @@ def compact(
     return Compacted(mover.copied_bytes, mover.packs, generations, removed)
 
 
-# -- what is live ------------------------------------------------------------------------------------------------------
+# -- survey of live blobs ----------------------------------------------------------------------------------------------
 
 
 class Survey:
@@ -333,7 +339,7 @@ class Survey:
 
     Attributes:
         listing: names of all refs and manifests.
-        epochs: root → epoch for the published epochs whose ref can be read, newest first.
+        epochs: map from root to epoch for the published epochs with a readable ref, newest first.
     """
 
     def __init__(self, disk: Disk, store_id: str, unreadable_packs: Collection[str]) -> None:
@@ -347,18 +353,19 @@ class Survey:
         self._aside = set(unreadable_packs)
         self._packs: dict[str, PackReference] = {}
         self._live: dict[str, dict[int, int]] = {}
-        """Path of a pack → offset of a live blob → its size in bytes."""
+        """Map from the path of a pack to its live blobs, given as a map from offset to size in bytes."""
         self._of_epoch: dict[int, tuple[int, list[str]]] = {}
-        """Epoch → number of its hosts, and its packs."""
+        """Map from an epoch to the number of its hosts, and its packs."""
         self._unreadable_epoch_max = -1
-        """Newest epoch with an unreadable manifest, which may need any pack of that epoch or an earlier one."""
+        """Newest epoch with an unreadable manifest. That manifest may need any pack of its epoch or an earlier one."""
 
     def generations_max(self) -> int:
         """Return the largest number of generations that any manifest has."""
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
-        """Return number and content of a root's newest generation. Raises DamagedDataError if it is missing or damaged."""
+        """Return the number and the contents of a root's newest generation. Raise DamagedDataError if that generation is missing or
+        damaged."""
         generation = max(self._generations.get(root, [0]))
         return generation, read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
@@ -368,7 +375,7 @@ class Survey:
         return self._unreadable_epoch_max < 0
 
     def choose(self, bytes_max: int) -> list[str]:
-        """Return the packs to be emptied, with the most profitable first."""
+        """Return the packs whose blobs should be moved, beginning with the most profitable."""
         self._look()
         chosen = self._sparse()
         rest = bytes_max - sum(map(self._live_bytes, chosen))
@@ -379,7 +386,7 @@ class Survey:
         return chosen
 
     def blobs_of(self, paths: Sequence[str], bytes_max: int) -> list[LiveBlob]:
-        """Return live blobs of these packs in order, until `bytes_max` is reached, but at least one."""
+        """Return live blobs of these packs, in order, until their size reaches `bytes_max`. Return at least one if there are any."""
         ranks = {path: rank for rank, path in enumerate(paths)}
         live_blobs: dict[tuple[int, int], LiveBlob] = {}
         if not paths:
@@ -413,7 +420,8 @@ class Survey:
         self._exclude_unpublished()
 
     def _exclude_unpublished(self) -> None:
-        """Skip packs of unpublished epochs. These epochs may be about to be published, so their packs would be kept anyway."""
+        """Skip packs that manifests of unpublished epochs name. These epochs may be about to be published, so their packs must be kept
+        anyway."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
@@ -428,7 +436,7 @@ class Survey:
         return sum(self._live.get(path, {}).values())
 
     def _sparse(self) -> list[str]:
-        """Return the packs that are mostly dead, with the emptiest first."""
+        """Return the packs that are mostly dead, beginning with the lowest live share."""
         sparse = []
         dead_bytes = 0
         for path in sorted(self._live):
@@ -439,10 +447,10 @@ class Survey:
         return [path for _, path in sorted(sparse)] if dead_bytes >= DEAD_BYTES_MIN else []
 
     def _blob_bytes(self, path: str) -> int:
-        """Return the total bytes of a pack's blobs, dead ones included; 0 if the pack must be skipped or is certainly not sparse.
+        """Return the total bytes of a pack's blobs, including dead blobs. Return 0 if the pack must be skipped or is certainly not sparse.
 
-        The file's length decides for most packs. For the others, the index is read. In a pack of tiny blobs, headers and index are the
-        larger part, and moving them gains nothing.
+        For most packs, the file's length shows that they are not sparse. For other packs, the index is read: in a pack of tiny blobs,
+        headers and index take most of the space, and moving the blobs gains nothing.
         """
         pack = self._packs[path]
         if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:
@@ -455,7 +463,8 @@ class Survey:
         return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
-        """Return the small packs of an epoch that is spread over too many packs, with the smallest first; otherwise an empty list."""
+        """Return the small packs of an epoch that is spread over too many packs, beginning with the smallest. Otherwise return an empty
+        list."""
         hosts, paths = self._of_epoch[epoch]
         small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
         if len(small) <= PACKS_PER_EPOCH_MAX * hosts:
@@ -467,7 +476,7 @@ class Survey:
 
 
 def _stored(entry: BlobEntry) -> int:
-    """Return the stored size of a blob in bytes, with its header."""
+    """Return the stored size of a blob in bytes, including its header."""
     return end_of(entry) - entry.offset
 
 
@@ -479,7 +488,7 @@ _Place = tuple[PackReference, BlobEntry]
 def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlob]]]]:
     """Yield the contents of each new pack: the pack's epoch number, and for each new blob all old blobs that it replaces.
 
-    Chunks that become dead at the same time are placed together. Otherwise the old order is kept, for fast reading.
+    Chunks that become dead at the same time are placed together. Otherwise the previous order is kept, so that reading stays fast.
     """
     chunks: dict[bytes, list[LiveBlob]] = {}
     checkpoints: dict[int, list[list[LiveBlob]]] = {}
@@ -509,7 +518,7 @@ def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
 
 
 class _BlobMover:
-    """Copies blobs into new packs. `places` maps the old place of a blob (path, offset) to its additional new place."""
+    """Copies blobs into new packs. `places` maps the old location of a blob (path, offset) to the location of its copy."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
         self._disk = disk
@@ -522,7 +531,7 @@ class _BlobMover:
         self.copied_bytes = 0
 
     def move(self, number: int, batch: list[list[LiveBlob]]) -> None:
-        """Write one pack and record the new places of its blobs. Unreadable blobs are not moved; `verify` reports them."""
+        """Write one pack, and record the new locations of its blobs. Unreadable blobs are not moved, and `verify` reports them."""
         contents = [data for copies in batch if (data := self._read(copies)) is not None]
         if not contents:
             return
@@ -539,7 +548,7 @@ class _BlobMover:
         self.copied_bytes += sum(map(_stored, index.entries))
 
     def _read(self, same: list[LiveBlob]) -> PackBlob | None:
-        """Return the first undamaged copy among copies of the same blob."""
+        """Return the contents of the first undamaged blob among these copies, or None if all are damaged."""
         for blob in same:
             pack, entry = blob.pack, blob.entry
             keyring = keyring_of(self._guard, store_id=self._store_id, path=pack.path, key_id=pack.key_id)
@@ -553,7 +562,7 @@ class _BlobMover:
 
 
 def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place], create: Create) -> list[str]:
-    """Write the next generation of each manifest that names a moved blob; return their paths."""
+    """Write the next generation of each manifest that names a moved blob. Return the paths of the generations written."""
     written = []
     for root, epoch in survey.epochs.items() if places else ():
         try:
@@ -567,7 +576,9 @@ def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place],
         if found_root != root:
             raise StoreError(f"the manifest of epoch {epoch} would have the root {found_root[:12]}… if its blobs moved")
         path = layout.manifest_path(root, generation + 1)
-        with contextlib.suppress(FileExistsError):  # Another process compacts too; its generation serves as well.
+        with contextlib.suppress(
+            FileExistsError
+        ):  # Another process compacts too, and its generation serves equally well.
             create(path, data, epoch=epoch, point="store.generation")
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
@@ -578,7 +589,7 @@ def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place],
 
 
 def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> Manifest | None:
-    """Return the manifest with the new places of its blobs; None if no blob of it moved."""
+    """Return the manifest with the new locations of its blobs, or None if none of its blobs moved."""
     packs: dict[str, PackReference] = {}
     numbers: dict[str, int] = {}
     is_moved = False
@@ -612,7 +623,8 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """Return whether the ref has this root. An unreadable ref counts as published: if it is not, the sweep removes the generation."""
+    """Return whether the ref names this root. An unreadable ref counts as published. If the epoch is not, the sweep removes the
+    generation."""
     try:
         return read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

@@ -1,20 +1,20 @@
-r"""A manifest lists the contents of one epoch and their places. A ref makes the epoch a snapshot.
+r"""A manifest lists the contents of one epoch and their locations. An epoch counts as a snapshot if a ref points to it.
 
 The manifest file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
 - metadata: a map, the fields of `Metadata`;
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
-- locations: `[packs, places, chunks]`; a pack is `[path, size, index digest, key id]`, a place is `[pack, offset, stored
-  size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
-  codec, stored digest]`, sorted by digest, the stored digest empty if equal to the digest.
+- locations: `[packs, places, chunks]`. A pack is `[path, size, index digest, key id]`. A place is `[pack, offset, stored size, codec,
+  stored digest]`, and there is one for each agent in the same order. A chunk is `[digest, pack, offset, stored size, size, codec, stored
+  digest]`. Chunks are sorted by digest, and the stored digest is empty if it is equal to the digest.
 
 The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file. The root does not cover locations. So
-`compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log
-stays valid. The digest of the record covers everything.
+`compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log stays valid. The digest
+of the record covers everything.
 
-An agent's checkpoint lists its chunks, and the root covers this list through the checkpoint's digest. The manifest holds the place of
-*every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier epochs, but
-none of later ones. Files of version 1 have no chunks, and name only packs of their own epoch.
+An agent's checkpoint lists its chunks, and the root covers this list because it covers the checkpoint's digest. The manifest contains the
+location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier
+epochs, but no packs of later epochs. Files of version 1 have no chunks, and name only packs of their own epoch.
 
 The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
@@ -56,41 +56,43 @@ from snapline.storage.packs.pack import (
 MANIFEST_VERSION = 2
 
 MANIFEST_BYTES_MAX = 256 * 2**20
-"""Largest manifest: a million agents at about 200 bytes, or 300 GB of arrays at 55 bytes per chunk. The size is checked before reading."""
+"""Largest manifest, enough for a million agents at about 200 bytes each, or for 300 GB of arrays at 55 bytes per chunk. The size is checked
+before reading."""
 
 PACK_BYTES_MAX = 2**60
-"""Upper limit for pack sizes: larger than any disk, and valid as a file offset."""
+"""Upper limit for pack sizes, which is larger than any disk and valid as a file offset."""
 
 _KIND = b"MANI"
 _ROOT_CONTEXT = b"snapline root 1\0"
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Metadata of an epoch, without its agents. The root covers the metadata.
+    """Metadata of an epoch, excluding its agents. The root covers the metadata.
 
     Attributes:
         epoch: number of the epoch.
-        created: UTC time, ISO 8601. Used only by retention (`epoch_retention.py`).
+        created: UTC time in ISO 8601. Only retention uses it (`epoch_retention.py`).
         trigger: cause of the epoch, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
-        plan: the recovery plan in force.
+        plan: the current recovery plan.
         protocol: the checkpointing protocol.
-        raft_index: position of the entry that begins the epoch in the coordinator's log.
-        hosts: participating host → number of the host's start.
-        kinds: agent class → version of its state's schema; empty if unknown.
-        dependencies: installed distribution → its version.
+        raft_index: position in the coordinator's log of the entry that begins the epoch.
+        hosts: map from each participating host to the number of its start.
+        kinds: map from each agent class to the version of its state's schema, or "" if unknown.
+        dependencies: map from each installed distribution to its version.
         topology_fingerprint: digest of agents, classes and channels.
         config_hash: digest of the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
-        inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit an empty map, as older
-            files do, so their roots stay the same.
-        outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
-            likewise.
-        durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.
-        ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint independently. Omitted likewise.
-        next_ordinal: first index above all those ever used by an agent of the fleet. Files omit 0.
-        validity: what was proven when the epoch was committed. Later findings are not recorded in the manifest.
+        inputs: map from each agent that has consumed an input in the cut to the number of the last one. Files omit an empty map, as older
+            files do, so that their roots stay the same.
+        outputs: map from each agent that has emitted an output in the cut to the number of the last one. Files omit an empty map.
+        durable_turns: map from each agent to the number of its durable turns that have ended in the cut, if at least one has. Files omit an
+            empty map.
+        ordinals: map from each agent to its index in the vectors of its protocol. Only agents that checkpoint independently have one. Files
+            omit an empty map.
+        next_ordinal: lowest index above all indexes that an agent of the fleet has ever used. Files omit 0.
+        validity: properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
 
     epoch: int
@@ -118,14 +120,14 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent of an epoch: the digest of its checkpoint, which the root covers, and the place of the blob, which it does not cover.
+    """One agent of an epoch. The root covers the digest of the agent's checkpoint, but not the location of the blob.
 
     Attributes:
-        agent, kind, host, incarnation, is_unborn: as the host reported them.
-        digest: BLAKE3 of the plain checkpoint, which is `size_bytes` long.
+        agent, kind, host, incarnation, is_unborn: facts as reported by the host.
+        digest: digest of the checkpoint's plaintext, which is `size_bytes` bytes long.
         pack: index into the manifest's `packs`.
         offset: offset of the blob's header in the pack.
-        stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
+        stored_bytes: length of the blob excluding its header, as stored with `codec` (0 plain, 1 lz4 block, plus 2 if encrypted).
         stored_digest: BLAKE3 of the stored bytes.
     """
 
@@ -143,7 +145,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the blob's entry, which must equal the entry in its pack's index."""
+        """Return the blob's entry, which must equal the entry in the pack's index."""
         return BlobEntry(
             name=self.agent,
             kind=KIND_CHECKPOINT,
@@ -159,7 +161,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 def agent_line(
     entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
 ) -> AgentLine:
-    """Return the line for a blob of the pack with index `pack`. The name of the blob is the agent's id."""
+    """Return the line for a blob of the pack with index `pack`. The blob's name is the agent's id."""
     return AgentLine(
         agent=entry.name,
         kind=kind,
@@ -177,7 +179,7 @@ def agent_line(
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Place of one chunk. The fields are those of `BlobEntry`; `pack` is the index into the manifest's `packs`."""
+    """Location of one chunk. `pack` is the index into the manifest's `packs`. The other fields mean the same as in `BlobEntry`."""
 
     digest: bytes
     pack: int
@@ -188,7 +190,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the chunk's entry, which must equal the entry in its pack's index."""
+        """Return the chunk's entry, which must equal the entry in the pack's index."""
         return BlobEntry(
             name="",
             kind=KIND_CHUNK,
@@ -202,7 +204,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
-    """Return the place of a chunk of the pack with index `pack`."""
+    """Return the location of a chunk in the pack with index `pack`."""
     return ChunkPlace(
         digest=entry.digest,
         pack=pack,
@@ -215,7 +217,7 @@ def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Contents of an epoch and their places. Encoding and decoding sort `agents` and `chunks`."""
+    """Contents of an epoch and their locations. Encoding sorts `agents` and `chunks`."""
 
     metadata: Metadata
     agents: list[AgentLine]
@@ -223,11 +225,11 @@ class Manifest(msgspec.Struct, frozen=True):
     chunks: list[ChunkPlace] = []
 
     def line_of(self, agent: str) -> AgentLine:
-        """Return the agent's line. Raises NotFoundError if the agent is not in this epoch."""
+        """Return the agent's line. Raise NotFoundError if the agent is not in this epoch."""
         place = bisect_left(self.agents, agent, key=_agent_of)
         if place < len(self.agents) and self.agents[place].agent == agent:
             return self.agents[place]
-        for line in self.agents:  # The lines are not sorted, or the agent is missing.
+        for line in self.agents:  # Either the lines are not sorted, or the agent is missing.
             if line.agent == agent:
                 return line
         raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
@@ -246,10 +248,10 @@ _locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
-    """Return the root (hexadecimal) and the file of `manifest`.
+    """Return the hexadecimal root and the encoded file of `manifest`.
 
     Raises:
-        UsageError: the manifest is inconsistent, such as a blob outside its pack.
+        UsageError: If the manifest is inconsistent, for example because a blob extends beyond its pack.
     """
     reason = _contradiction(manifest)
     if reason:
@@ -279,11 +281,11 @@ def _encode_metadata(metadata: Metadata) -> bytes:
 
 
 def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
-    """Return the manifest in the file `data`.
+    """Return the manifest contained in the file `data`.
 
     Raises:
-        DamagedDataError: a digest, the root or a line is wrong.
-        StoreError: the file has another version.
+        DamagedDataError: If a digest does not match, or the root or a line is invalid.
+        StoreError: If the file has another version.
     """
     body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
     try:
@@ -305,7 +307,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
 
 def _read_locations(locations: msgspec.Raw) -> _Locations:
-    """Decode the locations. Version 1 has no chunks; the length of the array shows the version."""
+    """Decode the locations. A file of version 1 has no chunks. The length of the array shows the version."""
     try:
         decoded: _Locations = _locations_decoder.decode(locations)
         return decoded
@@ -339,7 +341,7 @@ def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return a description of what is invalid in the manifest; empty if it is valid. The check runs before writing and after reading."""
+    """Return why the manifest is invalid, or "" if it is valid. The check runs before writing and after reading."""
     epoch = manifest.metadata.epoch
     if not 0 <= epoch <= layout.EPOCH_MAX:
         return f"{epoch} is no epoch number"
@@ -421,9 +423,9 @@ def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list
 
 
 def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
-    """Return the manifest with `root`, after every check. `epoch` is the manifest's expected epoch, if known.
+    """Return the manifest that has this root, after every check. `epoch` is the manifest's expected epoch, or None if unknown.
 
-    With `generation` None, the first generation is read, or the latest if the first was replaced.
+    If `generation` is None, the first generation is read, or the latest generation if the first has been removed.
     """
     if generation is None:
         generation = find_generation(disk, root)
@@ -433,7 +435,7 @@ def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation
 
 
 def find_generation(disk: Disk, root: str) -> int:
-    """Return the generation of a manifest to read: 0 while generation 0 exists, so that most readers need no listing."""
+    """Return the generation of a manifest to read. The result is 0 while generation 0 exists, so that most readers need no listing."""
     with contextlib.suppress(OSError):
         disk.size(manifest_path(root))
         return 0
@@ -443,7 +445,7 @@ def find_generation(disk: Disk, root: str) -> int:
 
 
 def list_generations(disk: Disk) -> dict[str, list[int]]:
-    """Return root → numbers of all generations of the manifest."""
+    """Return a map from each root to the numbers of all generations of its manifest."""
     generations: dict[str, list[int]] = {}
     for entry in disk.list_directory(MANIFESTS):
         parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
@@ -457,7 +459,7 @@ _SIGNED_REF_VERSION = 2
 
 
 class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a ref. The coordinator's log determines the bytes, so every leader writes the same ones."""
+    """Body of a ref. The coordinator's log determines the contents, so every leader writes the same bytes."""
 
     epoch: int
     root: str
@@ -465,7 +467,7 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref (version 2). The Ed25519 signature over `ciphers.epoch_message` is deterministic, so any leader writes the
+    """Body of a signed ref (version 2). The Ed25519 signature over `ciphers.epoch_message` is deterministic, so every leader writes the
     same bytes."""
 
     epoch: int
@@ -475,7 +477,7 @@ class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
 
 class UnsignedRefError(StoreError):
-    """A ref that none of the given keys has signed."""
+    """A ref has no valid signature by any of the given keys."""
 
 
 _ref_decoder = msgspec.msgpack.Decoder(RefBody)
@@ -483,7 +485,7 @@ _signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
 
 
 def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
-    """Return the file of a ref, signed if the guard has a signing key."""
+    """Return the encoded file of a ref, signed if the guard has a signing key."""
     if guard is None or not guard.signs:
         return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
     signature = guard.sign(epoch_message(store_id, epoch, root))
@@ -492,11 +494,11 @@ def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None)
 
 
 def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
-    """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
+    """Return the root that the ref of `epoch` names. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
-        UnsignedRefError: the ref is not signed as the guard demands.
+        DamagedDataError: If the ref is missing, damaged, or belongs to another store or epoch.
+        UnsignedRefError: If the ref is not signed as the guard requires.
     """
     path = ref_path(epoch)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)

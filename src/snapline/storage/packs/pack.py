@@ -1,33 +1,34 @@
-"""A pack is one file of blobs: the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
+"""A pack is one file of blobs. A pack contains the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
     footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
 
-The header's body is the map `{epoch, store, writer, pack}`. The index's body begins with the same fields, so header and index each bind the
-file to its store, epoch and name. In a checkpoint pack, `epoch` is the plan. A checkpoint's blob is named after its agent. In a checkpoint
-pack, an agent may have several checkpoints, so the name is number and id (`layout.checkpoint_name`). Chunks have no name. The blobs fill
-the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of the file. The host
-reports the index digest (the last 32 bytes of the index record) to the coordinator, which reads the index again before it commits the
-epoch.
+The header's body is the map `{epoch, store, writer, pack}`. The index's body contains the same fields, so header and index each bind the
+file to its store, epoch and name. In a checkpoint pack, `epoch` is the plan. The blob of a checkpoint is named after its agent. In a
+checkpoint pack, an agent may have several checkpoints, so the name consists of number and id (`layout.checkpoint_name`). Chunks have no
+name. The blobs fill the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of
+the file. The host reports the index digest (the last 32 bytes of the index record) to the coordinator, which reads the index again before
+it commits the epoch.
 
-The index also lists what the checkpoints in the pack need from other files. These are chunks of the base epoch (`base`, `reused`), and
-other packs of the same writer and epoch (`others`), written because one pack would be too large. The manifest is built from these lists
-(`checkpoint_packs.gather`).
+The index also lists the data in other files that the pack's checkpoints need. The data consists of chunks of the base epoch (`base`,
+`reused`), and other packs of the same writer and epoch (`others`), which exist because one pack would be too large. The manifest is built
+from these lists (`checkpoint_packs.gather`).
 
 **A blob** is a self-contained header followed by the stored bytes.
 
-    magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
-    | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
+    magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plaintext size (u64)
+    | digest of the plaintext (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
-Integers are little-endian. The check is the first 16 bytes of BLAKE3 over the preceding header. So a scan for the magic finds every blob of
-a pack that lost its footer, and distinguishes an intact blob from a damaged one. There are two digests because compressed bytes with a
-flipped bit may still decompress to the right plain bytes. For uncompressed, unencrypted bytes both are the same digest, computed once.
+Integers are little-endian. The check is the first 16 bytes of BLAKE3 over the preceding part of the header. So a scan for the magic finds
+every blob of a pack that lost its footer, and distinguishes an intact blob from a damaged one. There are two digests because compressed
+bytes with a flipped bit may still decompress to the right plaintext. For uncompressed, unencrypted bytes the two digests are equal and
+computed once.
 
-The digest of the plain bytes is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its place
-(`Keyring.context`): a blob that was moved within its pack, or to another pack, cannot be decrypted.
+The digest of the plaintext is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its location (`Keyring.context`): a
+blob that was moved within its pack, or to another pack, cannot be decrypted.
 
-Bytes are used only after their digest is compared, and a length only after the check over it is compared (G11).
+Bytes are used only after they match their digest, and a length is used only after the header that contains it matches its check (G11).
 """
 
 import struct
@@ -56,30 +57,32 @@ from snapline.storage.disk.record import (
 KIND_CHECKPOINT = 1
 """Kind of a blob that is an `AgentCheckpoint`."""
 KIND_CHUNK = 2
-"""Kind of a blob that is a chunk of a state part. A chunk has no name; its digest identifies it."""
+"""Kind of a blob that is a chunk of a state part. A chunk has no name and is identified by its digest."""
 
 CODEC_PLAIN = 0
 CODEC_LZ4 = 1
 CODEC_ENCRYPTED = 2
-"""Value added to another codec: the bytes were compressed, then encrypted."""
+"""Flag that is added to another codec if the bytes were encrypted after compression."""
 
 KINDS = frozenset({KIND_CHECKPOINT, KIND_CHUNK})
 CODECS = frozenset({CODEC_PLAIN, CODEC_LZ4, CODEC_ENCRYPTED, CODEC_ENCRYPTED | CODEC_LZ4})
 
 BLOB_BYTES_MAX = 2**33
-"""Largest blob (8 GiB). A checkpoint is held in memory as a whole; a larger length is damaged or hostile."""
+"""Largest blob (8 GiB). A checkpoint is held in memory as a whole, and a larger length must be damaged or malicious."""
 
 LZ4_BYTES_MAX = 2**28
-"""Largest blob to compress (256 MiB). lz4's block format ends below 2 GiB, and larger states consist of arrays, which do not shrink."""
+"""Largest blob to compress (256 MiB). lz4's block format ends below 2 GiB, and larger states consist of arrays, which hardly compress."""
 
 LZ4_RATIO_MAX = 255
-"""Highest possible ratio: lz4 encodes at most 255 output bytes in one input byte. A larger claim is a decompression bomb."""
+"""Highest possible compression ratio, because lz4 encodes at most 255 output bytes in one input byte. A higher claimed ratio indicates a
+decompression bomb."""
 
 PROBE_BYTES, PROBE_PARTS = 2**16, 4
-"""Size of the sample that decides on compression, in bytes, and the number of places that it comes from. A probe takes well below 1 ms."""
+"""Size in bytes of the sample that decides on compression, and the number of places from which it is taken. Testing a sample takes well
+below 1 ms."""
 
 _SAVED_PERCENT_MIN = 3
-"""Smallest saving in percent that is worth compression: below it, decompression at restore costs more than the saved bytes."""
+"""Smallest saving in percent for which blobs are compressed. With a smaller saving, decompression costs more than the saved bytes."""
 
 _BLOB_MAGIC = b"SNAPBLOB"
 _BLOB_HEADER = struct.Struct("<8sBBHIQQ32s32s")
@@ -87,16 +90,16 @@ _CHECK_BYTES = 16
 
 
 class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A blob as a pack's index lists it.
+    """A blob as listed in a pack's index.
 
     Attributes:
-        name: id of the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
+        name: id of the agent, or `<number>.<agent>` in a checkpoint pack, or "" for a chunk.
         kind: `KIND_…`.
         codec: `CODEC_…`.
         offset: offset of the blob's header in the pack.
-        stored_bytes: length of the stored bytes, without the header.
-        size_bytes: length of the plain bytes.
-        digest: digest of the plain bytes.
+        stored_bytes: length of the stored bytes, excluding the header.
+        size_bytes: length of the plaintext.
+        digest: digest of the plaintext.
         stored_digest: BLAKE3 of the stored bytes.
     """
 
@@ -116,8 +119,8 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class PackBlob(msgspec.Struct, gc=False):
-    """A blob to be written. `digest` is the digest of the plain bytes, if known. With `compress` None, a probe decides about
-    compression."""
+    """A blob to be written. `digest` is the digest of the plaintext, or b"" if it is not known yet. If `compress` is None, a sample decides
+    whether to compress the blob."""
 
     name: str
     kind: int
@@ -127,7 +130,7 @@ class PackBlob(msgspec.Struct, gc=False):
 
 
 def group_blobs(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
-    """Yield the blobs in groups, one group per pack. Each group but the last has at least `size_bytes` bytes."""
+    """Yield the blobs in groups, one group per pack. Every group except the last has at least `size_bytes` bytes."""
     group: list[PackBlob] = []
     found_bytes = 0
     for blob in blobs:
@@ -149,13 +152,13 @@ class Keyring(msgspec.Struct, frozen=True):
     cipher: Cipher | None = None
 
     def context(self, kind: int, codec: int, *, offset: int, size_bytes: int, digest: bytes) -> bytes:
-        """Return the context to which encryption binds a blob: store, pack, place in the pack, and the blob's whole header."""
+        """Return the context to which encryption binds a blob: store, pack, and the blob's offset, kind, codec, size and digest."""
         return canonical.encode(
             ("snapline blob 2", self.store_id, self.pack_id, offset, kind, codec, size_bytes, digest)
         )
 
     def digest(self, plain: Buffer) -> bytes:
-        """Return the digest of plain bytes: a keyed digest if there is a guard that encrypts."""
+        """Return the digest of `plain`, which is keyed if the guard encrypts."""
         guard = self.guard
         return guard.digest(plain) if guard is not None and guard.encrypts else digest_of(plain)
 
@@ -165,7 +168,7 @@ PLAIN_KEYRING = Keyring("", "")
 
 
 def header_bytes(name: str) -> int:
-    """Return the length of the header of a blob with this `name`, which is ASCII."""
+    """Return the length of the header of a blob with this ASCII name."""
     return _BLOB_HEADER.size + len(name) + _CHECK_BYTES
 
 
@@ -211,7 +214,7 @@ def encode_header(entry: BlobEntry) -> bytes:
 
 
 def contradiction_of(entry: BlobEntry) -> str:
-    """Return a description of what is invalid in `entry`; empty if it is valid. The check runs before anything is allocated."""
+    """Return why `entry` is invalid, or "" if it is valid. The check runs before anything is allocated."""
     if entry.kind not in KINDS or entry.codec not in CODECS:
         return f"kind {entry.kind} or codec {entry.codec} is unknown to this snapline: use a newer one"
     if not entry.name.isascii() or min(entry.offset, entry.stored_bytes, entry.size_bytes) < 0:
@@ -232,13 +235,13 @@ def contradiction_of(entry: BlobEntry) -> str:
 def decode_blob(
     data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plain bytes of the blob whose header and stored bytes are `data`, after every check.
+    """Return the plaintext of the blob whose header and stored bytes are `data`, after every check.
 
-    Plain blobs are not copied. `entry` comes from a manifest or an index whose digest has been checked.
+    Uncompressed, unencrypted blobs are not copied. `entry` must come from a manifest or an index whose digest has been checked.
 
     Raises:
-        DamagedDataError: the blob is damaged; the message names `path`, `epoch` and the agent.
-        StoreError: the blob is not encrypted although there is a key, or is encrypted although there is none.
+        DamagedDataError: If the blob is damaged. The message names `path`, `epoch` and the agent.
+        StoreError: If the blob is not encrypted although there is a key, or is encrypted although there is no key.
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
@@ -249,7 +252,7 @@ def decode_blob(
 def open_stored(
     stored: memoryview, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plain bytes of a blob whose stored bytes match their digest; see `decode_blob`."""
+    """Return the plaintext of a blob whose stored bytes match their digest. See `decode_blob`."""
     check_encryption(entry, keyring, path)
     if entry.codec == CODEC_PLAIN:
         return stored
@@ -268,7 +271,7 @@ def open_stored(
 
 
 def check_encryption(entry: BlobEntry, keyring: Keyring, path: str) -> None:
-    """Reject a plain blob where there is a key, and an encrypted blob where there is none."""
+    """Reject an unencrypted blob where there is a key, and an encrypted blob where there is none."""
     if entry.codec & CODEC_ENCRYPTED:
         if keyring.cipher is None:
             raise StoreKeyError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
@@ -299,7 +302,8 @@ def _find_damage(data: Buffer, entry: BlobEntry) -> str:
 
 
 def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
-    """Return codec and stored bytes. lz4 is used if a probe shows that compression pays off; never if `wanted` is False."""
+    """Return the codec and the stored bytes. With `wanted` None, a sample must show that lz4 saves enough. With False, lz4 is never
+    used."""
     if not plain or wanted is False or len(plain) > LZ4_BYTES_MAX:
         return CODEC_PLAIN, plain
     if wanted is None and not compresses(plain):
@@ -309,14 +313,14 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 
 
 def compresses(plain: Buffer) -> bool:
-    """Return whether lz4 compresses a sample of `plain` enough."""
+    """Return whether lz4 saves enough on a sample of `plain`. A blob that is no larger than a sample always passes."""
     if len(plain) <= PROBE_BYTES:
         return True  # The sample would be the whole blob.
     return sample_compresses(_sample(plain))
 
 
 def sample_compresses(sample: bytes) -> bool:
-    """Return whether lz4 saves enough on these bytes."""
+    """Return whether lz4 saves enough on this sample."""
     return _pays(len(lz4.block.compress(sample, store_size=False)), len(sample))
 
 
@@ -335,7 +339,7 @@ INDEX_VERSION = 2
 """Version of the index. Version 1 had no chunks and no references to other packs."""
 
 INDEX_BYTES_MAX = 2**28
-"""Largest index (256 MiB): a million blobs of one host. The size is checked before reading."""
+"""Largest index (256 MiB), enough for a million blobs of one host. The size is checked before reading."""
 
 _HEADER_KIND = b"PACK"
 _INDEX_KIND = b"INDX"
@@ -343,13 +347,14 @@ _FOOTER_MAGIC = b"SNAPFOOT"
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _CHECKED = struct.Struct("<QQ32s")
 _TAIL_BYTES = 2**16
-"""Bytes of the first read at the end of a pack: enough for footer and index of a pack of about 500 blobs."""
+"""Size of the first read at the end of a pack, in bytes. Such a read contains the footer and index of a pack with about 500 blobs."""
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Report of a host on a pack that it wrote, with enough data to recognize the same file later.
+    """Reference to a pack, as reported by the host that wrote it. The reference contains enough data to recognize the same file later.
 
-    `key_id` names the key that encrypts the pack's blobs. It is empty if they are not encrypted, or if the key was not looked up yet.
+    `key_id` names the key that encrypts the pack's blobs. `key_id` is "" if the blobs are not encrypted, or if the key has not been looked
+    up yet.
     """
 
     path: str
@@ -368,10 +373,10 @@ class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class PackNeeds(msgspec.Struct, frozen=True, gc=False):
-    """Chunks and packs that the checkpoints of a pack need from other files.
+    """Chunks and packs that a pack's checkpoints need from other files.
 
     Attributes:
-        base: epoch that holds the chunks `reused`; 0 if no chunk is reused.
+        base: epoch that contains the chunks in `reused`, or 0 if no chunk is reused.
         reused: digests of the reused chunks of the base epoch.
         others: packs of the same writer and epoch.
     """
@@ -382,7 +387,7 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
 
 
 class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the index record. `reused` holds concatenated digests (see `PackNeeds`). `key` is the id of the encryption key."""
+    """Body of the index record. `reused` contains concatenated digests (see `PackNeeds`). `key` is the id of the encryption key."""
 
     entries: list[BlobEntry]
     epoch: int
@@ -399,15 +404,15 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return encode_pack_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
 
     def checkpoints(self) -> list[BlobEntry]:
-        """Return the entries of checkpoints, in order."""
+        """Return the entries of the pack's checkpoints, in order."""
         return [entry for entry in self.entries if entry.kind == KIND_CHECKPOINT]
 
     def chunks(self) -> list[BlobEntry]:
-        """Return the entries of chunks, in order."""
+        """Return the entries of the pack's chunks, in order."""
         return [entry for entry in self.entries if entry.kind == KIND_CHUNK]
 
     def reused_digests(self) -> list[bytes]:
-        """Return the digests of the chunks in the base epoch."""
+        """Return the digests of the chunks that the pack reuses from the base epoch."""
         return [self.reused[i : i + DIGEST_BYTES] for i in range(0, len(self.reused), DIGEST_BYTES)]
 
 
@@ -420,11 +425,11 @@ def encode_pack_header(header: PackHeader) -> bytes:
 
 
 class PackWriter:
-    """Encoder of blobs as the bytes of one pack, one piece at a time.
+    """Encoder that yields the bytes of one pack, one piece at a time.
 
     Attributes:
-        size_bytes: total size of all pieces returned so far.
-        index_digest: digest of the index; known after `pieces` has ended.
+        size_bytes: total size of the pack, known after `pieces` has ended.
+        index_digest: digest of the index, known after `pieces` has ended.
     """
 
     def __init__(
@@ -440,14 +445,15 @@ class PackWriter:
 
     @property
     def key_id(self) -> str:
-        """Id of the key that encrypts the pack's blobs; empty if they are not encrypted."""
+        """Id of the key that encrypts the pack's blobs, or "" if they are not encrypted."""
         return self._keyring.cipher.key_id if self._keyring.cipher is not None else ""
 
     def pieces(self, blobs: Iterable[PackBlob]) -> Iterator[Buffer]:
         """Yield the file's bytes in order.
 
         Raises:
-            UsageError: a name is invalid (in a checkpoint pack, a name other than number and id), or a name or chunk is a duplicate.
+            UsageError: If a name is invalid, or a name or chunk is a duplicate. In a checkpoint pack, a valid name consists of number and
+                id.
         """
         header = encode_pack_header(self._header)
         yield header
@@ -505,13 +511,13 @@ class PackWriter:
 
 
 def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) -> tuple[PackIndex, PackReference]:
-    """Read and check footer and index of the pack at `path`, which is `size_bytes` long.
+    """Read and check the footer and index of the pack at `path`, which is `size_bytes` bytes long.
 
-    The blobs are not read, but they must fill the file without a gap. `store_id` None skips the comparison of the store.
+    The blobs are not read, but they must fill the file without a gap. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: some bytes differ from those written.
-        StoreError: the pack has another version, or `path` is not a valid path of a pack.
+        DamagedDataError: If some bytes differ from the bytes that were written.
+        StoreError: If the pack has another version.
     """
     name = layout.parse_any_pack_path(path)
     epoch = None if name is None else name.epoch

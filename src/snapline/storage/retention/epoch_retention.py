@@ -1,45 +1,46 @@
-"""Retention of epochs: which snapshots to keep, and deletion of epochs and unreferenced files.
+"""Retention of epochs: the rules for which snapshots to keep, and the deletion of epochs and unreferenced files.
 
-**Deletion.** Files are deleted in the order ref, manifest, packs. The directory is synced after each kind but the last. So after a crash
-every ref still has its manifest, and every manifest its packs. Other remaining files are garbage, which the next sweep finds.
+**Deletion.** Files are deleted in the order ref, manifest, packs. After deleting the ref and after deleting the manifest, the directory is
+synced. So after a crash every ref still has its manifest, and every manifest has its packs. All other files are garbage, which the next
+sweep finds.
 
-Packs are shared: an epoch's manifest may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
-Manifests without a ref count too, because their epoch may be complete and about to be published. An unreadable manifest may need any pack
-of its epoch or an earlier one, so none of those packs is deleted. If even its epoch is unknown, no pack is deleted at all. Manifests are
-written once, so their contents are cached (`Notes`).
+Epochs share packs: the manifest of an epoch may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
+Manifests without a ref count too, because their epoch may be complete and about to be published. A damaged manifest that a ref names
+may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so their contents are
+cached (`Notes`).
 
 The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. The sweep also keeps all files of an epoch whose ref or
-manifest cannot be read, and of epochs and writers that the caller lists as possibly in use. Only one process deletes, and only that process
-publishes: otherwise a ref could appear during the sweep.
+manifest cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only
+that process may publish. Otherwise another process could create a ref during the sweep.
 
-**The policy.** Snapshots that no recovery needs are kept too: the last ones, one an hour, one a day, manual ones, and held ones. The
-problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest does not help somebody
-who finds out on Tuesday what went wrong on Sunday.
+**The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
+and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest
+snapshot does not help somebody who finds out on Tuesday what went wrong on Sunday.
 
 The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
-1. the snapshot is held (by a pin, a tag or a recovery): the caller passes held snapshots with the reason;
-2. the snapshot is one of the last `keep_last`, by epoch number. Damaged snapshots do not count towards this number, but those among the
-   last are kept: they are evidence, and a reader that looks for the newest must see them;
-3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the
-   newest snapshot, not with the clock: a store that nobody uses for a month loses nothing;
-4. the snapshot is one of the last `manual` that somebody took by hand;
-5. the snapshot is at most `within_s` older than the newest. The time between two consecutive snapshots counts as an hour at most, so a
-   clock correction makes no snapshot old;
-6. the snapshot's time is unknown, or later than the clock. Then a clock is wrong, and nothing uncertain is deleted. Such a snapshot
-   represents no hour and no day, so it displaces no other snapshot.
+1. the snapshot is held by a pin, a tag or a recovery. The caller passes held snapshots with the reason for holding them;
+2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is damaged and newer than the oldest of these.
+   Damaged snapshots are kept as evidence, and so that a reader that looks for the newest snapshot finds them;
+3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days are counted
+back from the newest snapshot rather than from the clock. So a store that nobody uses for a month loses nothing;
+4. the snapshot is one of the last `manual` snapshots that somebody took manually;
+5. the snapshot is at most `within_s` older than the newest snapshot. The time between two consecutive snapshots counts as at most one hour,
+   so a clock correction cannot make a snapshot look old;
+6. the snapshot's time is unknown, or later than the clock. Then a clock is wrong, so a snapshot with an uncertain age is not deleted. Such
+   a snapshot never counts as the newest of an hour or a day, so it displaces no other snapshot.
 
-Snapshots are ordered by number, not by clock. Of two snapshots in one hour, the one with the higher number is newer, even if the clock was
-set back.
+Snapshots are ordered by epoch number rather than by clock. Of two snapshots in one hour, the one with the higher number is newer, even if
+the clock was set back.
 
 Invariants (tested as properties):
 
 - the newest snapshot is kept;
-- rules 2 to 4 keep at most `keep_last + hourly + daily + manual`, not counting damaged ones;
-- while time moves forward, rules 1 to 4 never keep a snapshot that they dropped earlier: a day's newest is also an hour's newest.
-  So early and late deletion leave the same snapshots.
+- rules 2 to 4 keep at most `keep_last + hourly + daily + manual` undamaged snapshots;
+- as long as clocks move forward, rules 1 to 4 never keep a snapshot that they dropped earlier: the newest snapshot of a day is also the
+  newest of an hour. So it makes no difference to the kept snapshots whether deletion runs early or late.
 
-This module supports G7: the policy only decides what to *keep*; the coordinator decides what may be deleted.
+This module supports G7. The policy only decides which snapshots to *keep*. The coordinator decides which snapshots may be deleted.
 """
 
 import contextlib
@@ -57,11 +58,11 @@ from snapline.storage.packs.manifest import Manifest, list_generations, read_man
 
 Notes = dict[str, tuple[int, frozenset[str]]]
 """Map from the path of a manifest to its epoch and the packs that it names. A manifest never changes, so the owner of a store reuses this
-map at later deletions. Entries of deleted manifests are dropped."""
+map for later deletions. Entries of deleted manifests are dropped."""
 
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
-    """Delete one published epoch; see `Store.delete_epoch`."""
+    """Delete one published epoch. See `Store.delete_epoch`."""
     manifests, packs = _files_of_epoch(disk, store_id, epoch, notes)
     removed = store_files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
@@ -87,7 +88,7 @@ def delete_unreferenced(
     open_epochs: frozenset[int],
     open_writers: frozenset[str],
 ) -> list[str]:
-    """Delete files that no ref needs; see `Store.delete_unreferenced`."""
+    """Delete files that no ref needs. See `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
     sweep.find_needed()
     removed = store_files.unlink(disk, sweep.manifests_to_delete())
@@ -102,9 +103,9 @@ def delete_unreferenced(
 
 
 def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
-    """Return the manifest of an epoch, in all its generations, and the packs that any generation names, each once.
+    """Return the paths of an epoch's manifest in all its generations, and of all packs that any generation names, without duplicates.
 
-    If the ref or the manifest is damaged, return the packs with the epoch's number.
+    If the ref or the manifest is damaged, return the packs whose names contain the epoch's number.
     """
     manifests: list[str] = []
     try:
@@ -131,12 +132,13 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
 
 
 class _NamedPacks:
-    """Packs that the existing manifests name.
+    """The packs that the existing manifests name.
 
     A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
 
     Attributes:
-        kept_up_to: packs of epochs up to this one are kept, since the manifest of this epoch cannot be read; -1 if all can be read.
+        kept_up_to: highest epoch with a ref whose manifest is damaged, or -1 if there is none. Packs of that epoch and of all earlier
+            epochs are kept.
     """
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
@@ -147,7 +149,7 @@ class _NamedPacks:
             del notes[gone]
         damaged: list[str] = []
         for path in paths:
-            known = notes.get(path)  # The cache comes first, since a deletion checks every name.
+            known = notes.get(path)  # Look in the cache first, since each deletion checks all manifests.
             if known is None:
                 parsed = layout.parse_manifest_path(path)
                 if parsed is None:
@@ -168,18 +170,19 @@ class _NamedPacks:
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Read a manifest; cache its epoch and packs. Raises StoreError if the store cannot be read now; then nothing may be deleted."""
+    """Read a manifest, and cache its epoch and packs. If the store is currently unreadable, raise StoreError, so that nothing is
+    deleted."""
     return note(notes, path, read_manifest(disk, root, generation=generation))
 
 
 def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
-    """Cache epoch and packs of a manifest that was just read or written; return both."""
+    """Cache and return the epoch and packs of a manifest that was just read or written."""
     known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 
 
 def _roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root → epoch for all refs."""
+    """Return a map from root to epoch for all readable refs."""
     epochs = {}
     for path in _list_files(disk, layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(path)
@@ -190,7 +193,7 @@ def _roots(disk: Disk, store_id: str) -> dict[str, int]:
 
 
 class _Sweep:
-    """One search for garbage. Epochs in `_kept_epochs` have unreadable files, so none of their files is deleted."""
+    """One search for garbage. The refs or manifests of epochs in `_kept_epochs` are unreadable, so none of their files is deleted."""
 
     def __init__(
         self, disk: Disk, store_id: str, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
@@ -217,7 +220,7 @@ class _Sweep:
                 self._kept_epochs.add(epoch)
 
     def manifests_to_delete(self) -> list[str]:
-        """Return the manifests to delete. Unreadable manifests are kept, as their epoch is unknown. `verify` reports them."""
+        """Return the manifests to delete. Unreadable manifests are kept, because their epoch is unknown. `verify` reports them."""
         unreferenced = []
         for path in _list_files(self._disk, layout.MANIFESTS):
             root, generation = layout.parse_manifest_path(path) or ("", 0)
@@ -254,7 +257,7 @@ class _Sweep:
         return old_files
 
     def remove_empty_directories(self) -> None:
-        """Remove the directories that are empty."""
+        """Remove empty pack directories, except the directories of writers that may be in use."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):
@@ -265,7 +268,7 @@ class _Sweep:
 
 
 def pack_paths(disk: Disk) -> list[str]:
-    """Return the paths of all packs of epochs."""
+    """Return the paths of all packs in the store."""
     return [path for path, _ in _packs(disk)]
 
 
@@ -289,32 +292,32 @@ HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 COUNT_MAX = 1_000_000
-"""Largest number in a policy: `snapshot list` could not usefully show more snapshots."""
+"""Largest number in a policy. `snapshot list` could not usefully show more snapshots."""
 
 LAST, HOURLY, DAILY, MANUAL, WITHIN = "last", "hourly", "daily", "manual", "within"
 UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
-"""Reasons of the policy to keep a snapshot. The caller passes other reasons: `pinned`, `tag NAME`, `in use`."""
+"""Reasons for which the policy keeps a snapshot. The caller passes other reasons: `pinned`, `tag NAME`, `in use`."""
 
 _FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily", MANUAL: "manual", WITHIN: "within_s"}
 
 MANUAL_TRIGGER = "hand"
-"""Trigger that manifests of manual snapshots contain."""
+"""Value of a manifest's trigger for a manual snapshot."""
 
 WITHIN_S_MAX = 10 * 366 * 86_400
-"""Largest `within_s`: ten years, in seconds."""
+"""Largest `within_s`, in seconds (ten years)."""
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Numbers of snapshots to keep beyond those needed for recovery.
+    """Limits on the snapshots to keep in addition to those that a recovery needs.
 
     Attributes:
-        keep_last: number of newest snapshots to keep; at least 1.
-        hourly: number of hours of which the newest snapshot is kept; 0 for none.
-        daily: number of days of which the newest snapshot is kept; 0 for none.
-        manual: number of newest manual snapshots to keep; 0 for none.
-        within_s: age in seconds, relative to the newest snapshot, up to which all are kept; 0 for none.
+        keep_last: number of newest snapshots to keep, at least 1.
+        hourly: number of last hours of which to keep the newest snapshot, or 0 to keep none.
+        daily: number of last days of which to keep the newest snapshot, or 0 to keep none.
+        manual: number of newest manual snapshots to keep, or 0 to keep none.
+        within_s: maximum age in seconds, relative to the newest snapshot, at which every snapshot is kept. 0 disables this rule.
     """
 
     keep_last: int = 10
@@ -338,14 +341,14 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class SnapshotTime(msgspec.Struct, frozen=True):
-    """Facts about a snapshot that the policy needs.
+    """The facts about a snapshot that the policy needs.
 
     Attributes:
         epoch: epoch number.
-        created_ns: nanoseconds since 1970; None if unknown. The time is an integer, since rounding could move a time across the edge of
-            an hour.
+        created_ns: creation time in nanoseconds since 1970, or None if unknown. The time is an integer because rounding could move it into
+            another hour.
         is_damaged: the snapshot cannot be restored.
-        is_manual: somebody took the snapshot by hand.
+        is_manual: somebody took the snapshot manually.
     """
 
     epoch: int
@@ -355,11 +358,11 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy that a text describes, such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`. Parts that the text omits are
+    """Return the policy that a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"` describes. Parts that the text omits are
     taken from `default`.
 
     Raises:
-        UsageError: a name is unknown or given twice, or a number is missing or out of range.
+        UsageError: If a name is unknown or given twice, or a number is missing or out of range.
     """
     numbers: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -380,10 +383,11 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
 
 
 def parse_duration_s(text: str) -> int:
-    """Return the seconds that `"90s"`, `"30m"`, `"2h"` or `"7d"` denotes; a number without a unit counts seconds.
+    """Return the duration in seconds that a text such as `"90s"`, `"30m"`, `"2h"` or `"7d"` denotes. A number without a unit counts
+    seconds.
 
     Raises:
-        UsageError: `text` is not a duration.
+        UsageError: If `text` is not a duration.
     """
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:
@@ -392,7 +396,7 @@ def parse_duration_s(text: str) -> int:
 
 
 def parse_created(created: str) -> int | None:
-    """Return a manifest's `created` in nanoseconds since 1970; None if it is not a valid time."""
+    """Convert a manifest's `created` to nanoseconds since 1970. Return None if `created` is not a valid time."""
     try:
         time = datetime.fromisoformat(created)
         return 1000 * (((time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
@@ -403,9 +407,9 @@ def parse_created(created: str) -> int | None:
 def retained(
     snapshots: Iterable[SnapshotTime], policy: Policy, *, now_ns: int, held: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the epochs to keep, ascending, each with the first reason that applies.
+    """Return a map from each epoch to keep, in ascending order, to the first reason that applies.
 
-    `held` maps epochs to reasons that precede all others, such as `"pinned"`. Epochs outside `snapshots` are ignored.
+    `held` maps epochs to reasons that precede all others, such as `"pinned"`. Epochs that are not in `snapshots` are ignored.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
     undamaged = [snapshot for snapshot in ordered if not snapshot.is_damaged]
@@ -442,14 +446,14 @@ def _untrusted_time_reason(created_ns: int | None, now_ns: int) -> str:
 
 
 def _newest_of_each(times: Sequence[tuple[int, int]], length_ns: int, count: int) -> frozenset[int]:
-    """Return the last epoch of each of the last `count` periods of `length_ns`; `times` ascends by epoch."""
+    """Return the last epoch of each of the last `count` periods of length `length_ns`. `times` must be sorted by epoch."""
     newest = {created_ns // length_ns: epoch for epoch, created_ns in times}
     end = max(newest, default=0)
     return frozenset([epoch for span, epoch in newest.items() if span > end - count])
 
 
 def _within(times: Sequence[tuple[int, int]], length_ns: int) -> frozenset[int]:
-    """Return the epochs that are at most `length_ns` older than the last one; `times` ascends by epoch."""
+    """Return the epochs that are at most `length_ns` older than the last epoch. `times` must be sorted by epoch."""
     kept: set[int] = set()
     age_ns, after_ns = 0, None
     for epoch, created_ns in reversed(times if length_ns else ()):

@@ -1,36 +1,38 @@
-"""Pins and tags are requests to keep a snapshot. This module makes them, and deletes snapshots without violating them.
+"""Pins and tags, which are requests to keep a snapshot. This module creates pins and tags, and deletes only snapshots that no pin or tag
+keeps.
 
-    pins/<epoch>.<random>        this epoch is kept                       record PINS {created, epoch, root, store}
-    tags/<name>                  this epoch is kept under a name          record TAGS {created, epoch, maker, name, root, store}
-    deleting/<epoch>.<random>    a process is about to delete this epoch  record DELE {begun_s, epoch, store}
+    pins/<epoch>.<random>        the epoch is kept                        record PINS {created, epoch, root, store}
+    tags/<name>                  the epoch is kept under a name           record TAGS {created, epoch, maker, name, root, store}
+    deleting/<epoch>.<random>    a process is about to delete the epoch   record DELE {begun_s, epoch, store}
 
-The problem: a command makes a pin. The coordinator or another command deletes the snapshot, perhaps at the same moment and on another
-machine. A pin must either stop the deletion or be refused. A pin that was granted for a deleted snapshot would be a false promise.
+The problem: a command pins a snapshot while the coordinator or another command deletes it, perhaps at the same moment and on another
+machine. Either the pin must stop the deletion, or the pin must be refused. A pin granted for a deleted snapshot would be a false promise.
 
-The model: all processes see one store, whose listings are current and whose files are created only if absent (a local directory, an object
-store). Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before it looks for the
-flag of the other side:
+The model: all processes use one store (a local directory or an object store). Listings of the store are current, and creating a file fails
+if the file exists. Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before it
+looks for the other side's flag:
 
 | pinning or tagging | deleting |
 | --- | --- |
 | 1. read the ref | 1. create `deleting/<epoch>.<random>` |
 | 2. create the pin or tag | 2. list pins |
-| 3. list `deleting`: another's intent → refused | 3. list tags: one names the epoch → not deleted |
-| 4. read the ref: gone → refused | 4. delete: the ref first |
-| refused: remove what 2 created | 5. remove what 1 created |
+| 3. list `deleting`: another process's intent → refused | 3. list tags: one names the epoch → not deleted |
+| 4. read the ref: missing → refused | 4. delete: the ref first |
+| if refused: remove the file created in step 2 | 5. remove the intent created in step 1 |
 
-Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, which see
-the pin. Otherwise the pinner's step 3 sees the intent, or the intent is gone again. In the second case the deletion also removed the ref,
-and the pinner's step 4 sees that. **Step 3 must come before step 4.**
+Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, and one
+of them finds it. Otherwise the pinner's step 3 finds the intent, unless the deleter has already removed the intent. If that deleter deleted
+the epoch, it removed the ref before the intent, so the pinner's step 4 finds the ref missing. **Step 3 must come before step 4.**
 
-Each process creates its own files with random names. A refused pinner removes only its own pin, a deleter only its own intent. So several
-processes may pin and several may delete one epoch at once. Only one process gets a tag's name. A second process is refused, even if it
-names the same epoch.
+Each process creates its own files, with random names for pins and intents. A refused pinner removes only its own pin, and a deleter only
+its own intent. So several processes may pin one epoch and several may delete it at the same time. Only one process can create a tag with a
+given name. A second process is refused, even if its tag names the same epoch.
 
-Files of dead processes. An intent refuses new pins of its epoch until `clear_leftovers` removes the intent. This happens when the ref is
-gone, when the intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died
-between steps 2 and 4 counts as any other. `clear_leftovers` removes the pin if the snapshot is gone completely. If only the ref is gone,
-the pin is kept: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
+Files that dead processes left. An intent blocks new pins of its epoch until `clear_leftovers` removes the intent. `clear_leftovers` does so
+if the ref is gone or the intent is older than `INTENT_S_MAX`, and at once if the caller knows that no other process deletes. A pin counts
+even if its maker died between steps 2 and 4. `clear_leftovers` removes such a pin if both the ref and the manifest of its snapshot are
+gone. If only the ref is gone, the pin is kept: a deletion removes the manifest or leaves an intent, so the ref was lost rather than
+deleted.
 
 This module supports G7.
 """
@@ -53,18 +55,18 @@ from snapline.storage.timestamps import instant
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"
 DIRECTORIES = (PINS, TAGS, DELETING)
-"""Directories of pins, tags and intents. Each directory is created with its first file."""
+"""Directories of pins, tags and intents. Each directory is created together with its first file."""
 
 PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
 
 INTENT_S_MAX = 3600
-"""Age in seconds at which an intent counts as left by a dead process. A deleter needs milliseconds, or minutes on a slow store."""
+"""Age in seconds from which an intent counts as left by a dead process. A deletion takes milliseconds, or minutes on a slow store."""
 
 HOLDS_MAX = 10_000
-"""Largest number of pins, and of tags; further ones are refused. The limit exists because each deletion reads all tags."""
+"""Maximum number of pins, and of tags. Requests for more are refused, because each deletion reads all tags."""
 
 DELETED_AT_ONCE = 64
-"""Number of epochs that are deleted after one read of the pins and tags. A crash leaves at most this many intents."""
+"""Number of epochs that are deleted after each check of the pins and tags. A crash leaves at most this many intents."""
 
 PINNED = "pinned"
 
@@ -74,7 +76,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a pin. `root` is the root of the snapshot, `created` the time of the pin (UTC, ISO 8601)."""
+    """Body of a pin. `root` is the root of the snapshot, and `created` is the time at which the pin was created (UTC, ISO 8601)."""
 
     epoch: int
     root: str
@@ -83,7 +85,8 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag: the fields of a pin, and the tag's name. `maker` is random, so no two makers write the same bytes."""
+    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are the tag's name and the fields of a
+    pin."""
 
     name: str
     maker: str
@@ -94,7 +97,7 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of an intent to delete. `begun_s` is the time in seconds since 1970."""
+    """Body of an intent to delete. `begun_s` is the time at which the deletion began, in seconds since 1970."""
 
     epoch: int
     store: str
@@ -108,14 +111,14 @@ _KINDS: dict[type, bytes] = {Pin: PIN_KIND, Tag: TAG_KIND, Intent: INTENT_KIND}
 _TYPES: dict[str, type[Record]] = {PINS: Pin, TAGS: Tag, DELETING: Intent}
 
 Steps = Generator[None, None, _Result]
-"""A procedure that yields wherever another process may interleave. The code between two yields touches shared state at most once."""
+"""A procedure that yields wherever another process may interleave. Between two yields, the code accesses shared state at most once."""
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
 def check_tag(name: str) -> str:
-    """Return `name` if it is a valid tag name; UsageError otherwise."""
+    """Return `name` if it is a valid tag name. Raise UsageError otherwise."""
     check_id(name, "tag")
     if name in (".", "..", "latest") or name.isdecimal():
         raise UsageError(f"a tag cannot be called {name!r}: as the name of a snapshot it means something else")
@@ -123,13 +126,13 @@ def check_tag(name: str) -> str:
 
 
 def parse_claim_path(path: str) -> int | None:
-    """Return the epoch of `pins/<epoch>.<random>` or `deleting/<epoch>.<random>`; None for other paths."""
+    """Return the epoch in a path of the form `pins/<epoch>.<random>` or `deleting/<epoch>.<random>`, or None for any other path."""
     match = _CLAIM.fullmatch(path)
     return None if match is None or int(match[2]) > layout.EPOCH_MAX else int(match[2])
 
 
 def parse_tag_path(path: str) -> str | None:
-    """Return the name of the tag that has this path; None for other paths."""
+    """Return the name of the tag stored at this path, or None if no tag can have this path."""
     match = _TAG.fullmatch(path)
     with contextlib.suppress(UsageError):
         return None if match is None else check_tag(match[1])
@@ -140,25 +143,25 @@ def parse_tag_path(path: str) -> str | None:
 
 
 def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Pin:
-    """Pin a snapshot, durable when this returns. A pinned snapshot may be pinned again.
+    """Pin a snapshot durably. A snapshot that is already pinned may be pinned again.
 
-    `token` is 32 random hexadecimal digits, fresh for each call, here and in the functions below.
+    `token` must be 32 random hexadecimal digits, different for each call. The same holds for the functions below.
 
     Raises:
-        NotFoundError: there is no such snapshot.
-        StoreError: the snapshot is being deleted, or the disk failed.
-        UsageError: there are too many pins.
+        NotFoundError: If there is no such snapshot.
+        StoreError: If the snapshot is being deleted, or the disk failed.
+        UsageError: If there are already `HOLDS_MAX` pins.
     """
     return _run(pin_steps(disk, store_id, epoch, token=token, now_s=now_s))
 
 
 def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
-    """Tag a snapshot. Raises the errors of `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
+    """Tag a snapshot durably. Raise the errors of `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
     return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
 
 
 def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Steps[Pin]:
-    """Run `pin` step by step."""
+    """Run `pin` step by step, yielding between steps."""
     root = _root_of(disk, store_id, epoch)
     made = Pin(epoch, root, store_id, instant(now_s))
     yield from _claim(disk, f"{PINS}/{epoch}.{_check_token(token)}", made, token, what=f"a pin of epoch {epoch}")
@@ -166,7 +169,7 @@ def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float
 
 
 def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Steps[Tag]:
-    """Run `tag` step by step."""
+    """Run `tag` step by step, yielding between steps."""
     root = _root_of(disk, store_id, epoch)
     made = Tag(check_tag(name), _check_token(token), epoch, root, store_id, instant(now_s))
     try:
@@ -177,26 +180,26 @@ def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, n
 
 
 def unpin(disk: Disk, epoch: int) -> bool:
-    """Remove all pins of an epoch; return whether there were any. Tags are kept."""
+    """Remove all pins of an epoch, and return whether there were any. Tags of the epoch are kept."""
     paths = [path for path in _paths(disk, PINS) if parse_claim_path(path) == epoch]
     return bool(_remove(disk, PINS, paths))
 
 
 def unpin_own(disk: Disk, epoch: int, token: str) -> None:
-    """Remove the pin that was made with this token, if the pin still exists."""
+    """Remove the pin that was created with this token, if the pin still exists."""
     _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
 
 
 def untag(disk: Disk, name: str) -> bool:
-    """Remove a tag, even a damaged one; return whether the tag existed."""
+    """Remove a tag, even if it is damaged. Return whether the tag existed."""
     return bool(_remove(disk, TAGS, [f"{TAGS}/{check_tag(name)}"]))
 
 
 def list_pins(disk: Disk, store_id: str) -> list[Pin]:
-    """Return one pin for each pinned epoch, ascending by epoch.
+    """Return one pin for each pinned epoch, in ascending order of epochs.
 
     Raises:
-        DamagedDataError: a pin cannot be read.
+        DamagedDataError: If a pin cannot be read.
     """
     pins: dict[int, Pin] = {}
     for path in _paths(disk, PINS):
@@ -208,7 +211,7 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
 
 
 def pinned_epochs(disk: Disk) -> list[int]:
-    """Return the epochs that are pinned, ascending. Only names are read, so a damaged pin counts."""
+    """Return the pinned epochs in ascending order. Only file names are read, so a damaged pin counts."""
     return sorted({epoch for path in _paths(disk, PINS) if (epoch := parse_claim_path(path)) is not None})
 
 
@@ -216,17 +219,17 @@ def list_tags(disk: Disk, store_id: str) -> list[Tag]:
     """Return the tags, sorted by name.
 
     Raises:
-        DamagedDataError: a tag cannot be read.
+        DamagedDataError: If a tag cannot be read.
     """
     paths = [path for path in _paths(disk, TAGS) if parse_tag_path(path) is not None]
     return [record for path in paths if (record := _read(disk, path, Tag, store_id)) is not None]
 
 
 def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
-    """Return the epoch that the tag `name` names; None if the name is invalid or no tag has it.
+    """Return the epoch that the tag `name` names, or None if `name` is invalid or there is no such tag.
 
     Raises:
-        DamagedDataError: the tag cannot be read.
+        DamagedDataError: If the tag cannot be read.
     """
     path = f"{TAGS}/{name}"
     record = None if parse_tag_path(path) is None else _read(disk, path, Tag, store_id)
@@ -234,10 +237,10 @@ def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
 
 
 def held_epochs(disk: Disk, store_id: str) -> dict[int, str]:
-    """Return epoch → `"pinned"` or `"tag NAME"` of all held epochs.
+    """Return a map from each held epoch to `"pinned"` or `"tag NAME"`.
 
     Raises:
-        DamagedDataError: a tag cannot be read. That tag may hold any epoch, so nothing can be deleted.
+        DamagedDataError: If a tag cannot be read. That tag may hold any epoch, so nothing may be deleted.
     """
     return _run(_held_steps(disk, store_id))
 
@@ -254,10 +257,10 @@ def guarded_delete(
     tokens: Callable[[], str],
     now_s: float,
 ) -> dict[int, list[str] | None]:
-    """Delete epochs that are not held. Return epoch → the removed paths, or None if the epoch is held.
+    """Delete the epochs that are not held. Return a map from each epoch to its removed paths, or to None if the epoch is held.
 
-    `delete` removes one epoch, beginning with its ref (`Store.delete_epoch`). If it raises, later epochs are not deleted, and no intent
-    remains.
+    `delete` removes one epoch, beginning with its ref (`Store.delete_epoch`). If `delete` raises, later epochs are not deleted, and the
+    intents are removed.
     """
     done: dict[int, list[str] | None] = {}
     for first in range(0, len(epochs), DELETED_AT_ONCE):
@@ -275,7 +278,7 @@ def delete_steps(
     token: str,
     now_s: float,
 ) -> Steps[dict[int, list[str] | None]]:
-    """Run `guarded_delete` step by step, for at most `DELETED_AT_ONCE` epochs."""
+    """Run `guarded_delete` step by step for at most `DELETED_AT_ONCE` epochs, yielding between steps."""
     own: list[str] = []
     done: dict[int, list[str] | None] = {}
     try:
@@ -301,9 +304,9 @@ def delete_steps(
 
 
 def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
-    """Remove the files that dead pinners and deleters left behind; return their paths.
+    """Remove the files that dead pinners and deleters left behind, and return the paths of those files.
 
-    `is_alone` means that the caller knows that no other process deletes, so every intent is from a dead process.
+    Set `is_alone` only if no other process deletes snapshots, so that every intent was left by a dead process.
     """
     intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
     dead = [
@@ -320,12 +323,12 @@ def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool =
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
-    """Return the record at `path` in one of `DIRECTORIES`; None if the file has just been removed.
+    """Return the record at `path` in one of `DIRECTORIES`, or None if the file has just been removed.
 
-    `store_id` None skips the comparison of the store.
+    If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: the file is damaged, or has an unknown name.
+        DamagedDataError: If the file is damaged, or its name is not valid in these directories.
     """
     if not _is_claim(path):
         raise damaged(path, "no file of a snapline store has this name")
@@ -345,7 +348,7 @@ def _run(steps: Steps[_Result]) -> _Result:
 
 
 def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
-    """Run steps 2 to 4 of pinning or tagging. Raises FileExistsError if the path is taken."""
+    """Run steps 2 to 4 of pinning or tagging. Raise FileExistsError if the path is taken."""
     directory = path.partition("/")[0]
     if len(_paths(disk, directory)) >= HOLDS_MAX:
         raise UsageError(f"the store {disk.location} has {HOLDS_MAX} {directory}: remove some first")
@@ -380,7 +383,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
         if not _is_there(disk, directory):
             make_durable_directory(disk, directory)
         try:
-            # Only this call writes these bytes. If they exist, an earlier attempt succeeded and its answer was lost.
+            # Only this call writes these bytes. If the file contains them, an earlier attempt succeeded but its reply was lost.
             store_files.create_or_compare(
                 disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held"
             )
@@ -393,7 +396,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
 
 
 def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _Record | None:
-    """Return the record at `path`, after every check; None if the file has just been removed."""
+    """Return the checked record at `path`, or None if the file has just been removed."""
     try:
         data = store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX)
         body = unseal(_KINDS[kind], data, path=path, epoch=None)
@@ -427,7 +430,7 @@ def _is_claim(path: str) -> bool:
 
 
 def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
-    """Return whether a pin or tag names a deleted snapshot. If only the ref is gone, the ref was lost, and the result is False."""
+    """Return whether a pin or tag names a deleted snapshot. If only the ref is gone, the ref was lost and the result is False."""
     record = None
     with contextlib.suppress(DamagedDataError):
         record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None
@@ -454,7 +457,7 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 
 def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
-    """Remove the files durably; return those that existed."""
+    """Remove the files durably, and return the paths of those that existed."""
     with store_files.writing(disk, f"the removal of {directory}"):
         removed = store_files.unlink(disk, paths)
         if removed:

@@ -1,18 +1,18 @@
 """Summaries of a store's snapshots, cached in a SQLite file.
 
-The problem: to list snapshots, every manifest must be read, and each has a line for each agent. Reading is slow where manifests are many or
-remote. Manifests never change, so reading each once is enough.
+The problem: to list snapshots, every manifest must be read, and each manifest has a line for each agent. Reading is slow if manifests are
+many or remote. Manifests never change, so it is enough to read each of them once.
 
-The model: `Catalog` is only a cache with one row for each published epoch, keyed by number and root. Every use compares the cache with the
-store's listing and the refs, which are small. A row whose epoch is gone or has another root is dropped. The manifest of an epoch without a
-row is read. Damaged snapshots are read each time, since a disk may come back. A catalog that is missing, broken, of another schema
-version or of another store is rebuilt. **No decision relies on the catalog**: deletion, restore and verification read the store. `verify`
-finds manifests that were damaged after they were cached; the catalog does not.
+The model: `Catalog` is only a cache with one row for each published epoch, identified by number and root. Every use compares the cache with
+the store's listing and the refs, which are small. If an epoch is gone or has another root, its row is dropped. If an epoch has no row, its
+manifest is read. Damaged snapshots are read each time, since a failed disk may become readable again. A catalog is rebuilt if it is missing
+or broken, or has another schema version or belongs to another store. **No decision relies on the catalog**: deletion, restore and
+verification read the store. `verify` finds manifests that were damaged after they were cached, but the catalog does not.
 
-The store bounds the size: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
+The store limits the size: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
 
-The caller chooses the path, on a local disk and different for each user. Several processes may share the file (WAL). A process that cannot
-lock the file within `BUSY_S`, or cannot write it, works without the catalog.
+The caller chooses the path, which must be on a local disk and different for each user. Several processes may share the file (WAL). A
+process that cannot write the file, or cannot lock it within `BUSY_S`, works without the catalog.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 1
-"""Version of the table below. A file with another version is deleted, because the store holds all its information."""
+"""Version of the table below. A file with another version is deleted, because the store contains all its information."""
 
 BUSY_S = 2.0
-"""Longest wait for the file's lock, in seconds. Other processes hold the lock for milliseconds; after a longer wait a process reads the
+"""Maximum wait for the file's lock, in seconds. Other processes hold the lock for milliseconds. After a longer wait, a process reads the
 manifests itself."""
 
 VACUUM_PAGES_MIN = 32
@@ -57,12 +57,13 @@ CREATE TABLE snapshots (
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """Summary of a published epoch. The fields are those of the epoch's manifest.
+    """Summary of a published epoch. The fields come from the epoch's manifest.
 
     Attributes:
         hosts: names of the hosts, sorted.
-        stored_bytes: total length of all packs that the epoch names. Epochs share packs, so sums over epochs count them repeatedly.
-        damage: why the epoch cannot be read; empty if it can be read. For an unreadable epoch only `epoch` and perhaps `root` are known.
+        stored_bytes: total length of all packs that the epoch names. Epochs share packs, so a sum over several epochs counts these
+            repeatedly.
+        damage: why the epoch cannot be read, or "" if it can be read. For an unreadable epoch, only `epoch` and perhaps `root` are known.
     """
 
     epoch: int
@@ -87,18 +88,18 @@ _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * l
 
 
 def snapshot_time(summary: SnapshotSummary) -> SnapshotTime:
-    """Return the facts that a retention policy needs about a snapshot."""
+    """Return the facts about a snapshot that a retention policy needs."""
     created_ns = parse_created(summary.created)
     is_manual = summary.trigger == MANUAL_TRIGGER
     return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return the summary of the manifest of `epoch`; None if the epoch was deleted meanwhile. `root` is the root that its ref has just
-    shown.
+    """Return the summary of the manifest of `epoch`, or None if the epoch was deleted meanwhile. Pass the root as `root` if the caller has
+    just read the ref.
 
     Raises:
-        StoreError: the store cannot be read, for a reason other than damage.
+        StoreError: If the store cannot be read, for a reason other than damage.
     """
     try:
         root = root or store.read_ref(epoch)
@@ -127,14 +128,18 @@ def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary 
 
 
 def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSummary]:
-    """Return a summary of each snapshot, oldest first, using the catalog at `path` if it is usable.
+    """Return a summary of each snapshot, oldest first. Use the catalog at `path` if it is usable.
 
     Raises:
-        StoreError: the store cannot be read. An unusable catalog is not an error.
+        StoreError: If the store cannot be read. An unusable catalog is not an error.
     """
     import sqlite3
 
-    for place in (path, path, None):  # the existing file; a new file, if that one was broken; a catalog in memory
+    for place in (
+        path,
+        path,
+        None,
+    ):  # First the existing file, then a new file if that one was broken, then a catalog in memory.
         try:
             with Catalog(place, store.store_id) as catalog:
                 return catalog.refresh(store)
@@ -147,7 +152,8 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """One catalog file, or a catalog in memory if `path` is None; a context manager. Raises errors of `sqlite3`, and `_BrokenError`."""
+    """One catalog file, or a catalog in memory if `path` is None. Use the catalog as a context manager. Its methods raise errors of
+    `sqlite3`, and `_BrokenError`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path
@@ -174,7 +180,7 @@ class Catalog:
             self._database = None
 
     def refresh(self, store: "Store") -> list[SnapshotSummary]:
-        """Compare the catalog with the store, read new manifests and drop deleted ones. Return all summaries, oldest first."""
+        """Compare the catalog with the store, read new manifests, and drop rows of deleted epochs. Return all summaries, oldest first."""
         known = {summary.epoch: summary for summary in self.rows()}
         summaries = [
             summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None
@@ -238,7 +244,7 @@ class Catalog:
 
 
 def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
-    """Return the known summary, if the ref still has the same root. Otherwise read the manifest."""
+    """Return the known summary if the ref still has the same root and the snapshot was not damaged. Otherwise read the manifest."""
     try:
         root = store.read_ref(epoch)
     except NotFoundError:
@@ -251,7 +257,7 @@ def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> Snapshot
 
 
 def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
-    """Return the values of a row. The hosts are a JSON array."""
+    """Return the values of a row. The hosts are encoded as a JSON array."""
     values = msgspec.structs.asdict(summary)
     values["hosts"] = msgspec.json.encode(summary.hosts).decode()
     return tuple([values[name] for name in _FIELDS])
@@ -264,11 +270,11 @@ def _summary(row: Iterable[Any]) -> SnapshotSummary:
 
 
 class _BrokenError(Exception):
-    """SQLite can read the catalog, but its contents are invalid."""
+    """SQLite can read the catalog, but the contents are invalid."""
 
 
 def _is_broken(error: Exception) -> bool:
-    """Return whether the file is not a valid catalog. A locked, full or inaccessible file is not broken."""
+    """Return whether the error shows that the file is not a valid catalog. A locked, full or inaccessible file is not broken."""
     if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")

@@ -1,30 +1,31 @@
 """Segments of an object stream: their file format, and the code that appends and reads commits on a disk.
 
-The newest segment stays open: a commit is one write and one `fdatasync`. On an object store, files cannot grow, so each commit is a segment
-of its own. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is complete up to
-the end of its first commit.
+The newest segment stays open, so a commit is one write and one `fdatasync`. On an object store, files cannot grow, so each commit is a
+separate segment. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is complete up
+to the end of its first commit.
 
-After a failed write or sync the state of the disk is unknown. The segment is left unchanged. The next commit begins a new segment, whose
+After a failed write or sync, the state of the disk is unknown. The segment is left unchanged. The next commit begins a new segment, whose
 header records the valid length of the old segment.
 
 **The file format.** A segment is a header followed by commits. Each commit is complete or absent.
 
     shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
-    shelves/<stream>/lock    held by the one process that has the stream open
+    shelves/<stream>/lock    lock held by the one process that has the stream open
 
-Header and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow the
-commit's record, in the order in which the record lists them. The record holds the total length of these bytes.
+Headers and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow the
+commit's record, in the order in which the record lists the objects. The record contains the total length of these bytes.
 
-An **object** consists of bytes and the digests of other objects to which it refers. An object's digest is its name, so equal objects are
-stored once. The digest covers references and bytes, keyed where the store is encrypted. The last bit of the digest shows whether there are
-references, so plain bytes cannot pass for bytes with references. An **entry** names an object by a path of words and a last word.
+An **object** consists of bytes and the digests of other objects to which it refers. An object is identified by its digest, so equal objects
+are stored once. The digest covers references and bytes, and is keyed where the store is encrypted. The last bit of the digest shows whether
+there are references, so an object without references cannot pass for an object with references. An **entry** names an object by a path of
+words and a last word.
 
-A header lists which earlier segments are in use, and the length of each (`alive`). Bytes beyond that length were never acknowledged;
+A header lists the earlier segments that are in use, and the length of each (`alive`). Bytes beyond that length were never acknowledged, and
 segments that are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may
-be torn. A segment replaces others at the moment its file gets its name.
+be torn. A new segment replaces older segments at the moment its file gets its name.
 
-Where the store is encrypted, each segment has its own key, derived from its random id, as for packs. Objects, and the contents of commits
-with their names, are encrypted under this key. Each is numbered by its offset and bound to its place.
+Where the store is encrypted, each segment has its own key, derived from the segment's random id, as for packs. This key encrypts the
+objects, and the contents of commits, which include names. Each encryption is numbered by offset and bound to its location.
 """
 
 import contextlib
@@ -62,19 +63,19 @@ HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"
 
 LOCK_NAME = "lock"
-"""Name of the lock file, next to the segments. The file is empty, and locked while a process on this file system has the stream open."""
+"""Name of the lock file, next to the segments. A process on this file system keeps it locked while it has the stream open."""
 
 COMPRESSED_BYTES_MIN = 128
-"""Smallest object that is compressed, in bytes: lz4 would save almost nothing on smaller ones."""
+"""Smallest object that is compressed, in bytes. lz4 would save almost nothing on smaller objects."""
 
 OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
-"""Size of the largest object: the most that one call can encrypt."""
+"""Size of the largest object in bytes, which is the most that one call can encrypt."""
 
 _NUMBER_DIGITS_MAX = 18
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a segment's first record. `key` is the id of the encryption key, empty if the store is not encrypted."""
+    """Body of a segment's first record. `key` is the id of the encryption key, or "" if the store is not encrypted."""
 
     alive: list[tuple[int, int]]
     key: str
@@ -96,7 +97,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An object as a commit lists it. `references` holds digests, concatenated."""
+    """An object as listed in a commit. `references` contains concatenated digests."""
 
     digest: bytes
     codec: int
@@ -106,7 +107,7 @@ class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Assignment of a name: `name` in `path` now refers to the object `digest`; a `digest` of None removes the name."""
+    """Assignment of a name. `name` in `path` now refers to the object with this digest. If `digest` is None, the name is removed."""
 
     path: tuple[str, ...]
     name: str
@@ -114,14 +115,15 @@ class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Contents of one commit. Entries apply in the given order."""
+    """Contents of one commit. Entries are applied in the given order."""
 
     objects: list[ObjectLine]
     entries: list[EntryLine]
 
 
 class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Body of a commit's record: `Contents`, encrypted where there is a key, and the length of the object data that follows the record."""
+    """Body of a commit's record. The body contains `Contents`, encrypted where there is a key, and the length of the object data after the
+    record."""
 
     data_bytes: int
     contents: bytes
@@ -133,7 +135,7 @@ _contents_decoder = msgspec.msgpack.Decoder(Contents)
 
 
 def check_object_stream(object_stream: str) -> str:
-    """Return `object_stream` if it is an id; UsageError otherwise."""
+    """Return `object_stream` if it is a valid id. Raise UsageError otherwise."""
     return check_id(object_stream, "shelf")
 
 
@@ -143,13 +145,13 @@ def segment_path(object_stream: str, number: int) -> str:
 
 
 def parse_segment_name(name: str) -> int | None:
-    """Return the number of the segment with this file name; None for names of other files."""
+    """Return the number of the segment with this file name, or None if `name` is not the file name of a segment."""
     is_number = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX and not name.startswith("0")
     return int(name) if is_number else None
 
 
 def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> bytes:
-    """Return the digest of an object, which is its name."""
+    """Return the digest that identifies an object with these bytes and references."""
     if references:
         data = (len(references) // DIGEST_BYTES).to_bytes(8, "little") + references + bytes(data)
     digest = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
@@ -175,8 +177,8 @@ def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentH
     """Return the header in a segment's first record.
 
     Raises:
-        DamagedDataError: the header is damaged, or belongs to another path or store.
-        StoreError: a later version of snapline wrote the header.
+        DamagedDataError: If the header is damaged, or belongs to another path or store.
+        StoreError: If a later version of Snapline wrote the header.
     """
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
     with store_files.decoding(path):
@@ -192,7 +194,7 @@ def encode_commit(
     objects: list[tuple[bytes, bytes, Buffer]],
     entries: list[EntryLine],
 ) -> tuple[Contents, list[Buffer]]:
-    """Return the contents of a commit at `offset`, and its bytes. Each object is given as digest, references and plain bytes."""
+    """Return the contents of a commit at `offset`, and its bytes. Each object is given as digest, references and plaintext."""
     lines, compressed = [], []
     for digest, references, data in objects:
         codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
@@ -215,7 +217,7 @@ def encode_commit(
 
 
 def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
-    """Return the contents of the commit record at `offset`, and the number of bytes after the record. Raises the errors of
+    """Return the contents of the commit record at `offset`, and the number of bytes of object data after the record. Raise the errors of
     `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
@@ -239,11 +241,11 @@ def object_context(header: SegmentHeader, offset: int, line: ObjectLine) -> byte
 
 
 def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int, line: ObjectLine) -> bytes:
-    """Return an object's plain bytes after every check (G11).
+    """Return an object's plaintext, after every check (G11).
 
     Raises:
-        DamagedDataError: the bytes differ from those written.
-        StoreError: the bytes are encrypted and there is no key, or there is a key and the bytes are not encrypted.
+        DamagedDataError: If the bytes differ from the bytes that were written.
+        StoreError: If the bytes are encrypted although there is no key, or are not encrypted although there is a key.
     """
     path = header.path
     if len(stored) != line.stored_bytes:
@@ -261,7 +263,7 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
 
 
 def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> str:
-    """Return a description of what is inconsistent in a commit; empty if it is consistent. The check runs before anything is allocated."""
+    """Return why a commit is inconsistent, or "" if it is consistent. The check runs before anything is allocated."""
     for line in contents.objects:
         stored_bytes = line.stored_bytes - (CIPHER_OVERHEAD_BYTES if is_sealed else 0)
         if len(line.digest) != DIGEST_BYTES or len(line.references) % DIGEST_BYTES:
@@ -282,24 +284,24 @@ def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> s
 
 
 SEGMENT_BYTES_MAX = 2**26
-"""Size after which a new segment begins (64 MiB). One compaction rewrites about as many bytes."""
+"""Size after which a new segment begins (64 MiB). One compaction rewrites about the same number of bytes."""
 
 _ID_BYTES = 16
 _WINDOW_BYTES = 2**20
-"""Bytes per read (1 MiB): some hundreds of commits fit."""
+"""Number of bytes per read (1 MiB). One read contains some hundreds of commits."""
 
 NewObject = tuple[bytes, bytes, Buffer]
-"""Digest, references and plain bytes of an object to be written."""
+"""Digest, references and plaintext of an object to be written."""
 
 
 class ObjectStreamInUseError(UsageError):
-    """Another process, or another object of this process, already writes this stream."""
+    """Another process, or another object of this process, already writes to this stream."""
 
     exit_code = 11
 
 
 class ObjectStreamSegments:
-    """Segments of one object stream on the disk. One caller at a time may write; any number of threads may read."""
+    """Segments of one object stream on the disk. Only one caller at a time may write, but any number of threads may read."""
 
     def __init__(
         self,
@@ -323,7 +325,7 @@ class ObjectStreamSegments:
 
     @property
     def newest(self) -> int:
-        """Number of the newest segment; 0 if there is none."""
+        """Number of the newest segment, or 0 if there is none."""
         return self._newest
 
     def is_full(self) -> bool:
@@ -331,13 +333,13 @@ class ObjectStreamSegments:
         return self._handle is None or self._end >= SEGMENT_BYTES_MAX
 
     def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
-        """Write a commit after the last one. The commit is durable when this returns.
+        """Write a commit durably after the last commit.
 
         Returns:
-            the offset of the commit's objects, its contents, and the new end of the segment.
+            The offset of the commit's objects, its contents, and the new end of the segment.
 
         Raises:
-            OSError: the disk failed; the next commit must begin a new segment.
+            OSError: If the disk failed. The next commit must begin a new segment.
         """
         assert self._handle is not None
         header = self._headers[self._newest]
@@ -360,7 +362,7 @@ class ObjectStreamSegments:
         """Begin the next segment with a commit. `alive` lists the earlier segments that are still needed. See `append`.
 
         Raises:
-            ObjectStreamInUseError: another process has begun this segment.
+            ObjectStreamInUseError: If another process has already begun this segment.
         """
         self.close()
         number = self._newest + 1
@@ -372,7 +374,7 @@ class ObjectStreamSegments:
         header = SegmentHeader(alive, key, number, segment, self._objects, self._store_id)
         head = encode_header(header)
         contents, pieces = encode_commit(header, cipher, len(head), objects, entries)
-        # The number counts as used even after a failure: later headers do not list an unacknowledged file of this number in `alive`.
+        # Even after a failure, the number counts as used, so that no later header lists an unacknowledged file of this number in `alive`.
         self._newest = number
         handle = self._create(header.path, [head, *pieces])
         self._headers[number], self._cipher = header, cipher
@@ -396,7 +398,7 @@ class ObjectStreamSegments:
         store_files.unlink(self._disk, [segment_path(self._objects, number)])
 
     def prepare(self) -> None:
-        """Make the stream's directory durable, and remove the temporary files of killed processes."""
+        """Create the stream's directory durably, and remove the temporary files of killed processes."""
         make_durable_directory(self._disk, OBJECT_STREAMS)
         make_durable_directory(self._disk, f"{OBJECT_STREAMS}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
@@ -406,14 +408,14 @@ class ObjectStreamSegments:
             )
 
     def read_object(self, number: int, offset: int, line: ObjectLine, stored: bytes) -> bytes:
-        """Return the plain bytes of an object. Raises the errors of `open_object`."""
+        """Return the plaintext of an object. Raise the errors of `open_object`, and FileNotFoundError if the segment was removed."""
         header = self._headers.get(number)
         if header is None:
             raise FileNotFoundError(f"segment {number} was removed")
         return open_object(stored, header, self._guard, offset=offset, line=line)
 
     def read_stored(self, number: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment. Raises FileNotFoundError if the segment was removed."""
+        """Return bytes of a segment. Raise FileNotFoundError if the segment was removed."""
         path = segment_path(self._objects, number)
         try:
             return self._disk.read(path, offset, length)
@@ -425,7 +427,7 @@ class ObjectStreamSegments:
             raise
 
     def list_segments(self) -> list[int]:
-        """Return the numbers of all segments, ascending."""
+        """Return the numbers of all segments in ascending order."""
         return list_segments(self._disk, self._objects)
 
     def open_newest(self, number: int) -> SegmentHeader:
@@ -434,11 +436,11 @@ class ObjectStreamSegments:
         return self._header(number)
 
     def commits(self, number: int, end: int | None) -> Iterator[tuple[int, Contents, int]]:
-        """Yield the commits of a segment, in the form that `append` returns. With `end` None, stop before the first incomplete commit.
+        """Yield the commits of a segment, in the form that `append` returns. If `end` is None, stop before the first incomplete commit.
 
         Raises:
-            DamagedDataError: acknowledged bytes differ from those written.
-            StoreError: the segment is encrypted and there is no key, or there is a key and the segment is not encrypted.
+            DamagedDataError: If acknowledged bytes differ from the bytes that were written.
+            StoreError: If the segment is encrypted although there is no key, or is not encrypted although there is a key.
         """
         header = self._header(number)
         yield from read_commits(self._disk, header, self._guard, end=end)
@@ -474,7 +476,7 @@ class ObjectStreamSegments:
 
 
 def list_segments(disk: Disk, object_stream: str) -> list[int]:
-    """Return the numbers of an object stream's segments, ascending."""
+    """Return the numbers of an object stream's segments in ascending order."""
     with store_files.reading(disk, f"{OBJECT_STREAMS}/{object_stream}"):
         try:
             entries = disk.list_directory(f"{OBJECT_STREAMS}/{object_stream}")
@@ -494,7 +496,7 @@ def list_object_streams(disk: Disk) -> list[str]:
 
 
 def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt segments. Raises DamagedDataError or StoreError if a segment cannot be read."""
+    """Return the ids of the keys that encrypt segments. Raise DamagedDataError or StoreError if a segment cannot be read."""
     paths = [
         segment_path(object_stream, number)
         for object_stream in list_object_streams(disk)
@@ -504,7 +506,7 @@ def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
 
 
 def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
-    """Return the header of a segment. Raises the errors of `decode_header`."""
+    """Return the header of a segment. Raise the errors of `decode_header`."""
     with store_files.reading(disk, path):
         head = disk.read(path, 0, HEAD_BYTES)
         record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
@@ -512,7 +514,7 @@ def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader
 
 
 def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None, end: int | None) -> None:
-    """Read a whole segment and check all its digests. Raises the errors of `ObjectStreamSegments.commits`."""
+    """Read a whole segment and check all its digests. Raise the errors of `ObjectStreamSegments.commits`."""
     header = read_header(disk, path, store_id=store_id)
     for start, contents, commit_end in read_commits(disk, header, guard, end=end):
         with store_files.reading(disk, path):
@@ -527,7 +529,7 @@ def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard |
 def read_commits(
     disk: Disk, header: SegmentHeader, guard: Guard | None, *, end: int | None
 ) -> Iterator[tuple[int, Contents, int]]:
-    """Yield the commits of a segment; see `ObjectStreamSegments.commits`."""
+    """Yield the commits of a segment. See `ObjectStreamSegments.commits`."""
     path, offset = header.path, len(encode_header(header))
     with store_files.reading(disk, path):
         window = _Window(disk, path, disk.size(path) if end is None else end)
@@ -537,13 +539,13 @@ def read_commits(
         except DamagedDataError:
             if end is not None or _has_later_commit(window, header, guard, offset):
                 raise
-            return  # The commit is incomplete: it was never acknowledged.
+            return  # The commit is incomplete, so it was never acknowledged.
         if (
             end is None
             and commit_end == window.size_bytes
             and not _is_whole(window, header, guard, record_end, contents)
         ):
-            return  # The objects of the last commit are incomplete: they were never acknowledged.
+            return  # The objects of the last commit are incomplete, so the commit was never acknowledged.
         yield record_end, contents, commit_end
         offset = commit_end
 
@@ -572,8 +574,8 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Return whether a complete commit follows the unreadable one. If so, the unreadable one was acknowledged and is damaged, because
-    commits are written in sequence."""
+    """Return whether a complete commit follows the unreadable one. An unreadable commit that a complete one follows was acknowledged and is
+    damaged, because commits are written in sequence."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:
@@ -585,7 +587,7 @@ def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | N
 
 
 class _Window:
-    """Buffered reader of a file, which reads a large window at a time."""
+    """Buffered reader of a file that reads a large window at a time."""
 
     def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -595,7 +597,7 @@ class _Window:
         self._data = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes from `offset` on."""
+        """Return up to `length` bytes, starting at `offset`."""
         length = min(length, self.size_bytes - offset)
         if not self._start <= offset <= offset + length <= self._start + len(self._data):
             with store_files.reading(self._disk, self._path):

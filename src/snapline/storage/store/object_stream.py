@@ -1,29 +1,32 @@
-"""An object stream stores named entries and objects found by digest, for programs that repeatedly save nearly the same state.
+"""An object stream stores named entries, and objects found by digest, for programs that repeatedly save nearly the same state.
 
 The problem: a program saves its state after every step, and most of the state has not changed. The program should store only the changes.
-After a crash each step must be stored completely or not at all. Many threads save at once, and old steps are deleted.
+After a crash each step must be stored completely or not at all. Many threads save at the same time, and old steps are deleted.
 
-A **commit** adds and names objects atomically. A commit is one record at the end of a log (`object_segments.py`), durable when `commit`
-returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (see the index below).
-Changes that arrive while a commit is being written go into the next commit, so many threads share one `fdatasync`.
+A **commit** adds and names objects atomically. A commit is one record at the end of a log (`object_segments.py`), and is durable when
+`commit` returns. An object that is already stored costs only a reference. An object that has no name and to which no object refers is
+forgotten (see the index below). Changes that arrive while a commit is being written become part of the next commit, so many threads share
+one `fdatasync`.
 
-**One process at a time.** On a file system a lock ensures that one process writes: a second process is refused. On an object store no lock
-exists. If two processes begin the same segment there, one succeeds and the other is refused from then on. A forked child must not write.
+**One process at a time.** On a file system a lock ensures that only one process writes, and a second process is refused. On an object store
+there is no lock. If two processes begin the same segment there, one succeeds, and the other is refused from then on. A forked child must
+not write.
 
-**Compaction.** Segments of which at least half is dead, and many small segments, are rewritten into a new segment. The header of the new
-segment replaces the old segments, which are then removed. The removal of a name is kept as long as an older segment exists.
+**Compaction.** Segments of which at least half is dead are rewritten into a new segment, and so are small segments if there are many. The
+header of the new segment replaces the old segments, which are then removed. A record that removes a name is kept as long as an older
+segment exists.
 
 The caller's duties:
 
 1. An object refers only to objects in the stream or in the same change.
-2. A caller may get `StaleReferenceError`, because the last name of an object was removed meanwhile. Such a caller adds the object again.
+2. A caller gets `StaleReferenceError` if the last name of a referenced object was removed meanwhile. Such a caller adds the object again.
 
 This module carries G11 (every byte is checked against a digest before it is used).
 
-**The index** is in memory: entries by path and name, objects by digest, and their references. The index is pure: it reads no file and takes
-no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older objects, whose digests they
-contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once. The object's bytes
-are dead until compaction rewrites their segment.
+**The index** is in memory. The index contains entries by path and name, objects by digest, and the objects' references. The index is pure:
+it reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older
+objects, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at
+once. The object's bytes are dead until compaction rewrites their segment.
 """
 
 import contextlib
@@ -55,13 +58,13 @@ from snapline.storage.store.object_segments import (
 from snapline.storage.store.store import Store
 
 LINE_BYTES = 64
-"""Approximate storage cost of an object in addition to its bytes: its line in the commit."""
+"""Approximate storage cost of an object's line in the commit, in bytes, in addition to the object's own bytes."""
 
 Path = tuple[str, ...]
 
 
 class StoredObject(msgspec.Struct, gc=False):
-    """Place of a stored object. `count` is the number of entries and live objects that refer to the object."""
+    """Location of a stored object. `count` is the number of entries and live objects that refer to the object."""
 
     segment: int
     offset: int
@@ -81,7 +84,7 @@ class ObjectStreamIndex:
 
     Attributes:
         objects: stored objects by digest.
-        entries: first word of the path → path → name → digest.
+        entries: map from the first word of a path to a map from path to names and their digests.
         segments: all existing segments by number.
     """
 
@@ -91,7 +94,7 @@ class ObjectStreamIndex:
         self.segments: dict[int, SegmentSize] = {}
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the digest of the object with this name, or None."""
+        """Return the digest of the object with this name, or None if there is no such name."""
         return self.entries.get(path[0], {}).get(path, {}).get(name)
 
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
@@ -111,7 +114,7 @@ class ObjectStreamIndex:
         self.segments.setdefault(segment, SegmentSize(0)).size_bytes = size_bytes
 
     def move(self, digest: bytes, segment: int, offset: int, line: ObjectLine) -> None:
-        """Move a live object to its new place after compaction."""
+        """Record the new location of a live object after compaction."""
         stored = self.objects[digest]
         stored.segment, stored.offset, stored.line = segment, offset, line
 
@@ -121,7 +124,7 @@ class ObjectStreamIndex:
             self.objects[digest].count += 1
 
     def _set(self, entry: EntryLine) -> bytes | None:
-        """Set the digest of a name; return the previous digest."""
+        """Set the digest of a name, or remove the name. Return the previous digest, or None."""
         folders = self.entries.setdefault(entry.path[0], {})
         names = folders.setdefault(entry.path, {})
         before = names.pop(entry.name, None)
@@ -142,7 +145,7 @@ class ObjectStreamIndex:
                 self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Forget unreferenced objects, and the objects to which only forgotten objects referred."""
+        """Forget unreferenced objects, and also objects to which only forgotten objects referred."""
         while digests:
             gone = self.objects.pop(digests.pop())
             self.segments[gone.segment].dead_bytes += gone.line.stored_bytes + LINE_BYTES
@@ -154,7 +157,7 @@ class ObjectStreamIndex:
 
 
 class ObjectStreamReplay:
-    """Replay of an object stream's commits, in order, into an index. Only the end of the replay shows which objects are live."""
+    """Replay of an object stream's commits, in order, into an index. Which objects are live is known only at the end of the replay."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, StoredObject] = {}
@@ -175,7 +178,7 @@ class ObjectStreamReplay:
                 self._names[path, name] = digest
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """Record the length of the segment that was read."""
+        """Record the length of the segment that has been read so far."""
         self._index.grow(segment, size_bytes)
 
     def finish(self) -> tuple[ObjectStreamIndex, list[bytes]]:
@@ -208,14 +211,15 @@ class ObjectStreamReplay:
 
 SMALL_BYTES = 2**20
 SMALL_SEGMENTS_MAX = 32
-"""Number of segments below 1 MiB that triggers a merge. Each costs a read at opening, and on an object store each commit creates one."""
+"""Number of segments smaller than 1 MiB that triggers a merge. Each segment costs one read at opening, and on an object store each commit
+creates one."""
 
 GAP_BYTES_MAX = 2**14
-"""Largest gap between two objects that are read in one call. Reading the gap is cheaper than a second call."""
+"""Largest gap in bytes between two objects that are read in one call. Reading the gap is cheaper than a second call."""
 
 _READ_BYTES_MAX = 2**23
 _MOVES_MAX = 10
-"""Limit on lookups of one object: compaction may move an object while a reader reads it."""
+"""Limit on lookups of one object, because compaction may move an object while a reader reads it."""
 
 
 class StaleReferenceError(NotFoundError):
@@ -223,7 +227,7 @@ class StaleReferenceError(NotFoundError):
 
 
 class Change:
-    """Objects and names of one commit, gathered by one thread before the commit."""
+    """Objects and names of one commit, which one thread collects before the commit."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
@@ -231,7 +235,7 @@ class Change:
         self.entries: list[EntryLine] = []
 
     def add(self, data: Buffer, references: Iterable[bytes] = ()) -> bytes:
-        """Add an object; return its digest. Raises UsageError if it is too large."""
+        """Add an object, and return its digest. Raise UsageError if the object is too large."""
         if len(data) > OBJECT_BYTES_MAX:
             raise UsageError(f"an object of {len(data)} bytes is too large for a shelf: at most {OBJECT_BYTES_MAX}")
         joined = b"".join(references)
@@ -240,7 +244,7 @@ class Change:
         return digest
 
     def name(self, path: Path, name: str, digest: bytes | None) -> None:
-        """Name an object; a `digest` of None removes the name. Raises UsageError if `name` is not valid UTF-8."""
+        """Name an object. If `digest` is None, remove the name. Raise UsageError if the path or name cannot be encoded as UTF-8."""
         try:
             "".join((*path, name)).encode()
         except UnicodeEncodeError as error:
@@ -258,12 +262,12 @@ class _PendingChange:
 
 
 class ObjectStream:
-    """An open object stream. Threads may share it."""
+    """An open object stream. Threads may share the object."""
 
     def __init__(
         self, segments: ObjectStreamSegments, *, guard: Guard | None, location: str, lock: int | None = None
     ) -> None:
-        """Private constructor; use `open`."""
+        """Private constructor. Use `open`."""
         self._segments = segments
         self._guard = guard
         self._location = location
@@ -271,21 +275,21 @@ class ObjectStream:
         self._pid = os.getpid()
         self._index = ObjectStreamIndex()
         self._index_lock = threading.Lock()
-        """Lock for the index and the queue of changes; held only briefly."""
+        """Lock for the index and the queue of changes. The lock is held only briefly."""
         self._writing = threading.Lock()
-        """Lock that the writing thread holds. The thread takes the index lock while it holds this lock."""
+        """Lock that the writing thread holds. While it holds this lock, the thread may take the index lock."""
         self._queue: list[_PendingChange] = []
         self._is_closed = False
         self._may_compact = True
 
     @staticmethod
     def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
-        """Open the stream `name`, and create the stream if it does not exist.
+        """Open the stream `name`. Create the stream if it does not exist.
 
         Raises:
-            ObjectStreamInUseError: another process, or another object of this process, has the stream open already.
-            DamagedDataError: some stored bytes differ from those written.
-            UsageError: the store is an object store without conditional writes: it overwrites existing files.
+            ObjectStreamInUseError: If another process, or another object of this process, already has the stream open.
+            DamagedDataError: If some stored bytes differ from the bytes that were written, or referenced objects are missing.
+            UsageError: If the store is an object store that overwrites existing objects.
         """
         disk = store.disk
         if not creates_only(disk):
@@ -321,7 +325,7 @@ class ObjectStream:
                 self._lock_descriptor = None
 
     def change(self) -> Change:
-        """Return an empty change to fill and pass to `commit`."""
+        """Return an empty change, to be filled and passed to `commit`."""
         return Change(self._guard)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -332,35 +336,35 @@ class ObjectStream:
             return list(self._index.entries)
 
     def paths(self, first_word: str) -> list[Path]:
-        """Return the paths that begin with this word and have entries."""
+        """Return the paths that begin with this word and contain entries."""
         with self._index_lock:
             return list(self._index.entries.get(first_word, ()))
 
     def entries(self, path: Path) -> dict[str, bytes]:
-        """Return the names in `path`, each with the digest of its object."""
+        """Return a map from each name in `path` to the digest of its object."""
         with self._index_lock:
             return dict(self._index.entries.get(path[0], {}).get(path, {}))
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the digest of the object with this name."""
+        """Return the digest of the object with this name, or None if there is no such name."""
         with self._index_lock:
             return self._index.find(path, name)
 
     def holds(self, digest: bytes) -> bool:
-        """Return whether the object is stored."""
+        """Return whether the object with this digest is stored."""
         with self._index_lock:
             return digest in self._index.objects
 
     def references(self, digest: bytes) -> list[bytes]:
-        """Return the digests to which an object refers. Raises NotFoundError if the object is gone."""
+        """Return the digests to which an object refers. Raise NotFoundError if the object is no longer stored."""
         return references_of(self._look_up([digest])[digest].line.references)
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the objects with these digests, each checked against its digest.
 
         Raises:
-            NotFoundError: one of the objects is no longer named.
-            DamagedDataError: the bytes of an object differ from those written.
+            NotFoundError: If one of the objects is no longer stored.
+            DamagedDataError: If the bytes of an object differ from the bytes that were written.
         """
         contents: dict[bytes, bytes] = {}
         wanted = set(digests)
@@ -378,13 +382,13 @@ class ObjectStream:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        """Apply a change atomically; it is durable when this returns.
+        """Apply a change atomically and durably.
 
         Raises:
-            StaleReferenceError: the change refers to objects that are not stored; nothing was changed.
-            StoreError: the disk failed. The next opening of the stream shows whether the change is stored.
-            ObjectStreamInUseError: another process has written to the stream.
-            UsageError: the stream is closed, or was opened by the parent of this process.
+            StaleReferenceError: If the change refers to objects that are not stored. Nothing was changed.
+            StoreError: If the disk failed. The next opening of the stream shows whether the change is stored.
+            ObjectStreamInUseError: If another process has written to the stream.
+            UsageError: If the stream is closed, or was opened by the parent of this process.
         """
         waiting = _PendingChange(change)
         with self._index_lock:
@@ -438,14 +442,14 @@ class ObjectStream:
             if self._may_compact:
                 self._compact()
         except (OSError, UsageError, StoreError):
-            # The commit succeeded. Compaction waits for the next opening; the delay only costs space.
+            # The commit succeeded. Compaction waits until the stream is opened again, and the delay only costs space.
             self._may_compact = False
         except BaseException:
             self._close_after_interrupt([])
             raise
 
     def _close_after_interrupt(self, batch: list[_PendingChange]) -> None:
-        """Close the stream after an interrupt: the stream on the disk is intact, but the index in memory may not be."""
+        """Close the stream after an interrupt. The stream on the disk is intact, but the index in memory may not be."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
@@ -458,7 +462,8 @@ class ObjectStream:
             )
 
     def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
-        """Return the new objects and entries of a batch. A change whose references are gone is omitted and gets an error."""
+        """Return the new objects and entries of a batch. If a change refers to objects that are gone, omit the change and give it an
+        error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
         known = self._index.objects  # Only the writing thread changes the index.
@@ -491,7 +496,7 @@ class ObjectStream:
         ]
 
     def _compact(self) -> None:
-        """Compact segments that are mostly dead, and small segments if there are many."""
+        """Compact segments that are mostly dead, or small segments if there are many."""
         chosen = _choose(self._index)
         if not chosen:
             return
@@ -531,7 +536,7 @@ class ObjectStream:
             start += line.stored_bytes
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove segments. A segment that cannot be removed now no longer counts, and is removed at the next opening."""
+        """Remove segments. If a segment cannot be removed now, it is no longer used, and the next opening removes it."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)
@@ -544,7 +549,7 @@ class ObjectStream:
             return {digest: msgspec.structs.replace(place) for digest, place in places.items() if place is not None}
 
     def _read_run(self, run: list[StoredObject]) -> dict[bytes, bytes]:
-        """Read objects that lie near each other with one call."""
+        """Read objects that lie near each other in a segment with one call."""
         first, last = run[0], run[-1]
         length = last.offset + last.line.stored_bytes - first.offset
         data = self._segments.read_stored(first.segment, first.offset, length)
@@ -559,9 +564,9 @@ class ObjectStream:
 
 
 def _runs(places: Mapping[bytes, StoredObject]) -> Iterator[list[StoredObject]]:
-    """Yield lists of places; the objects of each list can be read with one call."""
+    """Yield lists of locations. The objects of each list can be read with one call."""
     run: list[StoredObject] = []
-    # An empty object has the offset of the next one and must precede that object: a run ends with its last object.
+    # An empty object has the same offset as the next object and must precede it, since a run ends with its last object.
     for place in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
         if run and not _are_near(run[0], run[-1], place):
             yield run
@@ -578,7 +583,7 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
 
 
 def _choose(index: ObjectStreamIndex) -> list[int]:
-    """Return the segments to compact: at most about one segment of live data."""
+    """Return the segments to compact. The live data of the chosen segments is at most about one segment's worth."""
     segments = sorted(index.segments.items())
     small = [number for number, size in segments if size.size_bytes < SMALL_BYTES]
     if len(small) >= SMALL_SEGMENTS_MAX:

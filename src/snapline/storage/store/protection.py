@@ -1,28 +1,27 @@
-"""Encryption and signatures of one store: only the owner can read the store, and only the owner's data is accepted.
+"""Encryption and signatures of one store, so that only the owner can read the store and only the owner's data is accepted.
 
 The model: attackers may read the store, and may change it arbitrarily, but have no key file. Then
 
-- attackers learn names, sizes and times (headers, indexes and manifests are plain), and which blobs are equal, but no content.
-  Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
-- any replacement of a blob, key or ref is rejected. Blobs are authenticated together with their place, size
-  and digest. Refs are signed over store, epoch and root. A process that has a key rejects plain blobs or unsigned refs, which
-  prevents downgrade attacks;
+- attackers learn names, sizes and times (headers, indexes and manifests are not encrypted), and which blobs are equal, but no content.
+  Digests of plaintext are keyed with a key of the store, so attackers cannot use them to verify a guess;
+- any replacement of a blob, key or ref is rejected. Blobs are authenticated together with their location, size and digest. Refs are signed
+  over store, epoch and root. A process that has a key rejects unencrypted blobs or unsigned refs, which prevents downgrade attacks;
 - attackers can delete files, which keys cannot prevent.
 
 Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
 
     key-encryption key (a file of the operator)  wraps
-      digest key (one per store)                 keys the digests of plain bytes
-      data key (one per writer, that is, per start of a host; made at its first pack)
-        pack key = HKDF(data key, pack id)       seals the blobs of one pack
+      digest key (one per store)                 keys the digests of plaintext
+      data key (one per writer and so per host start, created at the writer's first pack)
+        pack key = HKDF(data key, pack id)       encrypts the blobs of one pack
 
-A key's record is durable before `begin_pack` returns, so a crash cannot remove the key of a visible pack. Keys are read when they are
-needed. Opening or reading a store creates nothing.
+A key's record is durable before `begin_pack` returns, so a pack that is visible after a crash always has its key. Keys are read when they
+are needed. Opening or reading a store creates nothing.
 
-Opening a store checks whether the store has keys. A store with keys is refused without a key file. A store with packs but no keys is
-refused with a key file: the store is either unprotected, or its keys were removed.
+Opening a store checks whether the store has keys. A store that has keys is refused if no key file is given. A store that has packs but no
+keys is refused if a key file is given, because the store is unprotected or its keys were removed.
 
-This module carries G11, also against tampering.
+This module carries G11 even if somebody tampers with the store.
 """
 
 import hmac
@@ -51,19 +50,20 @@ if TYPE_CHECKING:
 
 
 DATA_KEYS_MAX = 256
-"""Number of data keys kept in memory: a restore reads packs of few writers. Reading a dropped key again takes 1 ms."""
+"""Number of data keys kept in memory. A restore reads packs of few writers. Reading a dropped key again takes 1 ms."""
 
 PACK_CIPHERS_MAX = 1024
-"""Number of pack ciphers kept for reading, enough for an epoch of a large fleet. Making a dropped cipher again takes 0.1 ms."""
+"""Number of pack ciphers kept for reading, enough for an epoch of a large fleet. Creating a dropped cipher again takes 0.1 ms."""
 
 WRITERS_MAX = 64
-"""Number of writers whose keys are kept. A process has one writer, except in tests. A dropped writer gets another data key."""
+"""Number of writers whose key ids are kept. A process has one writer, except in tests. A dropped writer gets another data key."""
 
 BEGUN_PACKS_MAX = 4096
-"""Number of remembered pack ids. A second use of an id is refused; a caller that repeats an id does so soon."""
+"""Number of remembered pack ids. A second use of a remembered id is refused. A caller that repeats an id does so soon."""
 
 VERIFIED_MAX = 64
-"""Number of valid signatures that are remembered, because all batches of a host log contain the same certificate."""
+"""Number of valid signatures that are remembered. All batches of a host log contain the same certificate, which need not be verified
+again."""
 
 _KEY_ID_BYTES = 16
 
@@ -73,7 +73,7 @@ _Value = TypeVar("_Value")
 
 
 class Protection:
-    """Encryption and signatures of one store. Threads may share it."""
+    """Encryption and signatures of one store. Threads may share the object."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Protection:
         digest_key: bytes | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Private constructor; use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it was
-        not read yet."""
+        """Private constructor. Use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it has not
+        been read yet."""
         self._disk = disk
         self._store_id = store_id
         self._keys = keys
@@ -105,38 +105,39 @@ class Protection:
 
     @property
     def encrypts(self) -> bool:
-        """Whether new blobs are encrypted, and plain blobs rejected."""
+        """Whether new blobs are encrypted, and unencrypted blobs are rejected."""
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
-        """Create the digest key now, if the store is to be encrypted and has none. Without this call, the first use creates the key.
+        """Create the digest key now, if the store is to be encrypted but has no digest key. Without this call, the first use creates the
+        key.
 
-        Racing processes agree on one digest key only if the disk supports conditional creation. On other object stores the coordinator
-        calls this method before it lets any host write.
+        Racing processes agree on one digest key only if the disk supports conditional creation. On other object stores, the coordinator
+        must call this method before any host writes.
         """
         if self.encrypts:
             self._load_digest_key()
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the digest of a blob's plain bytes, 32 bytes: BLAKE3, keyed if this store is encrypted.
+        """Return the 32-byte BLAKE3 digest of a blob's plaintext, which is keyed if this store is encrypted.
 
         Raises:
-            StoreError: the digest key had to be created, and could not be written.
+            StoreError: If the digest key had to be created, but could not be written.
         """
         if not self.encrypts:
             return digest_of(data)
         return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
 
     def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
-        """Return the cipher for the blobs of a new pack. The cipher's key is durable when this returns.
+        """Return the cipher for the blobs of a new pack. The cipher's key is durable when this function returns.
 
         Args:
-            writer: id of the writer, which gets a data key at its first pack.
-            pack_id: random and never used before, because the pack's key is derived from this id.
+            writer: id of the writer. A writer gets a data key at its first pack.
+            pack_id: random id that was never used before. The pack's key is derived from it, so it must be unique.
 
         Raises:
-            UsageError: there is no key, or the pack was begun before.
-            StoreError: the key could not be written.
+            UsageError: If there is no key, or the pack was begun before.
+            StoreError: If the key could not be written.
         """
         if not self.encrypts:
             raise UsageError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
@@ -149,11 +150,11 @@ class Protection:
             return PackCipher(key_id, self._data_key(key_id), pack_id, seals=True)
 
     def open_pack(self, key_id: str, pack_id: str) -> PackCipher:
-        """Return the cipher that opens the blobs of a pack whose header names `key_id`.
+        """Return the cipher that decrypts the blobs of a pack whose index names `key_id`.
 
         Raises:
-            StoreError: no given key file unwraps that key; the message names the required file.
-            DamagedDataError: the key is missing or damaged.
+            StoreError: If no given key file unwraps that key. The message names the required file.
+            DamagedDataError: If the key is missing or damaged.
         """
         if not is_data_key_id(key_id):
             raise StoreError(
@@ -168,7 +169,7 @@ class Protection:
             return cipher
 
     def check_key_file(self, path: str) -> KeyRecord:
-        """Return the record of a key after every check that the given keys allow; DamagedDataError names the problem."""
+        """Return the record of a key, after every check that the given keys allow. Raise DamagedDataError if the record is invalid."""
         return key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=self._keys)
 
     # -- signatures ----------------------------------------------------------------------------------------------------
@@ -184,13 +185,13 @@ class Protection:
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of `message` (`ciphers.epoch_message`), 64 bytes. The same message always gets the same signature."""
+        """Return the 64-byte signature of `message` (`ciphers.epoch_message`). The same message always gets the same signature."""
         if self._signer is None:
             raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
         return ciphers.sign(self._signer, message)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Return whether a trusted key signed `message`; False for invalid or empty signatures."""
+        """Return whether a trusted key signed `message`. Return False for an invalid or empty signature."""
         known = blake3(len(message).to_bytes(8, "big") + message + signature).hexdigest()
         with self._lock:
             if self._verified.get(known):
@@ -207,11 +208,11 @@ class Protection:
         return self._own_log_key()[1]
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` with the key of `log_key`."""
+        """Return the signature of `message` made with the private half of `log_key`."""
         return ciphers.sign(self._own_log_key()[0], message)
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
-        """Return whether the private half of `public` signed `message`; False for an invalid key."""
+        """Return whether the private half of `public` signed `message`. Return False for an invalid key."""
         try:
             return ciphers.is_signed(ciphers.load_public(public), message, signature)
         except UsageError:
@@ -221,13 +222,13 @@ class Protection:
         """Return a signature of `message` where refs are signed. Otherwise return its digest under a key derived from the digest key.
 
         Raises:
-            UsageError: refs are signed, and only the public key is given.
-            StoreError: the digest key could not be written.
+            UsageError: If refs are verified, but no private key is given.
+            StoreError: If the digest key could not be written.
         """
         return self.sign(message) if self.verifies else self._tag(message)
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
-        """Return whether a holder of a key made this tag."""
+        """Return whether the holder of a key created this tag for this message."""
         return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ class Protection:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
                 opened = open_key(self._disk, self._store_id, DIGEST_KEY, self._keys)
                 if is_ours and opened.record.generation > 0:
-                    # A rotation had already replaced another first generation, so this record is an unused remainder.
+                    # A rotation had already replaced an earlier record with generation 0, so this record is an unused leftover.
                     key_records.remove_generations(self._disk, [key_records.key_path(DIGEST_KEY, 0)])
                 self._digest_key = opened.secret
             return self._digest_key
@@ -263,7 +264,7 @@ class Protection:
         return key_id
 
     def _write_key(self, key_id: str, *, writer: str) -> bool:
-        """Create a key. Return False if another process created the key first."""
+        """Create a key, and return True. Return False if another process has already created the key."""
         secret = self._random_bytes(KEY_BYTES)
         record = make_record(
             self._store_id,
@@ -290,9 +291,9 @@ def load_protection(
     """Return the protection of the store, after checking that the store and `keys` belong together. Nothing is changed.
 
     Raises:
-        StoreKeyError: the store is encrypted and its key file is not among `keys`, or it is not encrypted and there is a key.
-        DamagedDataError: the store's digest key is missing or damaged.
-        UsageError: the package `cryptography` is needed and missing.
+        StoreKeyError: If the store is encrypted and `keys` lacks its key file, or the store is not encrypted but there is a key file.
+        DamagedDataError: If the store's digest key is missing or damaged.
+        UsageError: If the package `cryptography` is needed but missing.
     """
     if keys.wrapping:
         require_package()
@@ -302,14 +303,14 @@ def load_protection(
 
 
 def resolve_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
-    """Return `keys`, or the keys that the environment names. With a `disk`, the environment is not used."""
+    """Return `keys` if given. If neither `keys` nor `disk` is given, return the keys that the environment names. Otherwise return None."""
     return keys_from_environment() if keys is None and disk is None else keys
 
 
 def make_guard(
     disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection | None:
-    """Return the store's protection; None without keys. Raises the errors of `load_protection`."""
+    """Return the store's protection, or None if there are no keys. Raise the errors of `load_protection`."""
     if keys is None:
         return None
     guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
@@ -317,7 +318,7 @@ def make_guard(
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
-    """Return the store's keys. Raises StoreKeyError if the store is unencrypted and there is a key file."""
+    """Return the store's keys. Raise StoreKeyError if the store has contents but no keys, and a key file is given."""
     listed = list_keys(disk)
     if listed or not is_key_given or not _holds_packs(disk):
         return listed
@@ -331,8 +332,8 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Return whether the store contains a pack, a batch, an output or a segment. A writer that died early may leave an empty directory,
-    which does not count."""
+    """Return whether the store contains a pack, a batch, an output or a segment. An empty directory, which a writer that died early may
+    leave, does not count."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
             if entry.is_directory and any(
@@ -355,7 +356,7 @@ def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
 
 
 class _LruCache(Generic[_Value]):
-    """A dict of the `size_max` most recently used entries."""
+    """Map that keeps only the `size_max` most recently used entries."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -365,14 +366,14 @@ class _LruCache(Generic[_Value]):
         return name in self._entries
 
     def get(self, name: str) -> _Value | None:
-        """Return the entry and mark it as recently used; None if it is absent."""
+        """Return the entry and mark it as recently used, or return None if it is absent."""
         if name not in self._entries:
             return None
         self._entries.move_to_end(name)
         return self._entries[name]
 
     def put(self, name: str, value: _Value) -> None:
-        """Add an entry. If the cache is full, the least recently used entry is dropped."""
+        """Add an entry. If the cache is full, drop the least recently used entry."""
         self._entries[name] = value
         if len(self._entries) > self._size_max:
             self._entries.popitem(last=False)

@@ -1,25 +1,25 @@
-"""Verification of a store: read every byte and report what differs from what was written (G11).
+"""Verification of a store, which reads every byte and reports each difference from the bytes that were written (G11).
 
 The checks:
 
-- identity, fork record, refs, manifests and probes are intact records of this store under the right name;
+- identity, fork record, refs, manifests and probes are intact records of this store, each with the correct name;
 - each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. The manifest lists every
-  blob as the pack's index does, and every chunk of each checkpoint;
-- in each pack, of epochs and of checkpoints, header, blobs, index and footer fill the file without a gap, and each matches its digest;
-- batches and seals of host logs are intact records of this store under the right name. Batches can be decrypted, and are signed where
-  refs are. Where there is a key, only deleted batches are missing below existing ones;
-- outputs are intact parts that can be decrypted, and each release has all parts that its part 0 names; consumer positions are intact;
+  blob as the pack's index does, and lists every chunk of each checkpoint;
+- in each pack of an epoch and each checkpoint pack, header, blobs, index and footer fill the file without a gap and match their digests;
+- batches and seals of host logs are intact records of this store, each with the correct name. Batches can be decrypted, and are signed
+  where refs are signed. Where there is a key, every missing batch below an existing one has been recorded as deleted;
+- outputs are intact parts that can be decrypted, and each release has all parts that its part 0 names. Consumer positions are intact;
 - object streams consist of segments whose commits follow each other without a gap. Each object matches its digest. The end of the newest
   segment may be incomplete;
-- pins, tags and keys are intact records under the right name (whether a key can be unwrapped is unknown without the store's key);
+- pins, tags and keys are intact records, each with the correct name (without the store's key, whether a key can be unwrapped is unknown);
 - the store contains no other files.
 
-Manifests and packs without a ref (an epoch was aborted, or is being written), and parts of unreleased outputs, are read like the others,
-and listed as `unreferenced`. A store in use may be verified. Files appear in the order pack, manifest, ref and vanish in the order ref,
-manifest, pack. Verification reads in the order ref, manifest, pack. So if a file is missing, it was deleted meanwhile exactly if the file
-that names it is gone as well.
+Manifests and packs without a ref (the epoch was aborted or is being written), and parts of unreleased outputs, are checked like other files
+and listed as `unreferenced`. A store may be verified while it is in use. Files appear in the order pack, manifest, ref and vanish in the
+order ref, manifest, pack. Verification reads in the order ref, manifest, pack. So if a file is missing, it was deleted meanwhile if and
+only if the file that names it is missing too.
 
-Verification cannot detect an epoch whose ref is lost completely, nor a lost end of a host log: only the coordinator's log knows which
+Verification detects neither an epoch whose ref is lost completely nor a lost end of a host log. Only the coordinator's log knows which
 epochs and batches must exist.
 """
 
@@ -65,7 +65,7 @@ from snapline.storage.retention import pins
 from snapline.storage.store.object_segments import LOCK_NAME, check_segment, parse_segment_name, read_header
 
 LISTINGS_OF_LOGS = 3
-"""Number of listings in which a batch must be missing. An append during a listing may hide a batch, but hardly in three listings."""
+"""Number of listings in which a batch must be missing. An append may hide a batch from one listing, but hardly from three."""
 
 _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
@@ -82,10 +82,10 @@ class Verification(msgspec.Struct):
     """Outcome of a verification.
 
     Attributes:
-        checked: all files read, including damaged ones.
-        findings: the problems that were found; empty if the store is intact.
+        checked: all files that were read, including damaged files.
+        findings: the problems that were found. The list is empty if the store is intact.
         unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary files.
-            Such files are garbage, or belong to an epoch that is being written. They are not damage.
+            Such files are garbage, or belong to an epoch that is being written. Such files do not count as damage.
     """
 
     checked: list[CheckedFile]
@@ -101,7 +101,8 @@ class Verification(msgspec.Struct):
 def verify_disk(
     disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
 ) -> Verification:
-    """Verify a whole store, or one published epoch. With `store_id` None, ids are not compared, because the identity file is damaged."""
+    """Verify a whole store, or one published epoch. If the identity file is damaged, pass `store_id` None, so that store ids are not
+    compared."""
     verifier = _Verifier(disk, store_id, guard)
     if epoch is None:
         verifier.check_all()
@@ -118,8 +119,8 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
 class _Verifier:
     """One verification run.
 
-    `_roots` maps the root of a ref to its epoch. `_seen` maps the path of a read pack to its index, or to None if the index is damaged.
-    `_digests` maps the path of a pack to the digests of the chunks of each checkpoint in the pack.
+    `_roots` maps the root named by a ref to the ref's epoch. `_seen` maps the path of a pack that was read to its index, or to None if the
+    index is damaged. `_digests` maps the path of a pack to the digests of the chunks of each checkpoint in the pack.
     """
 
     def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
@@ -190,7 +191,7 @@ class _Verifier:
                 self._check_missing(path, epoch, referrer=layout.ref_path(epoch))
             self._check_manifest(path, root, generation)
 
-    # -- kinds of files ----------------------------------------------------------------------------------------------
+    # -- checks of each kind of file ---------------------------------------------------------------------------------
 
     def _check_ref(self, path: str, epoch: int | None) -> None:
         if epoch is None:
@@ -239,7 +240,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(pack.path, epoch, reason))
 
     def _check_chunks(self, manifest: Manifest, path: str) -> None:
-        """Check that the manifest lists a place for every chunk of every checkpoint."""
+        """Check that the manifest lists a location for every chunk of every checkpoint."""
         places = {chunk.digest for chunk in manifest.chunks}
         for line in manifest.agents:
             wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
@@ -248,7 +249,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
 
     def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
-        """Read a whole pack; return its index if it is intact."""
+        """Read a whole pack, and return its index, or None if the index is damaged or the file is missing."""
         name = layout.parse_pack_path(path, folder)
         if name is None:
             self._note_unknown(path)
@@ -280,7 +281,9 @@ class _Verifier:
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
             plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
             if entry.kind == KIND_CHECKPOINT:
-                with contextlib.suppress(StoreError):  # A later snapline wrote the file: no damage.
+                with contextlib.suppress(
+                    StoreError
+                ):  # A later version of Snapline wrote the file, which is not damage.
                     self._digests.setdefault(path, {})[entry.name] = list(decode_checkpoint(plain).digests())
 
     def _check_probe(self, path: str) -> None:
@@ -307,8 +310,8 @@ class _Verifier:
             self._check_none_missing()
 
     def _check_none_missing(self) -> None:
-        """Check that no batch is missing. A batch missing from one listing may have been appended meanwhile; another listing will contain
-        it."""
+        """Check that no batch is missing. If a batch is missing from one listing only because it was being appended, a later listing
+        contains it."""
         guard = self._guard
         if guard is None or not authenticates(guard):
             return
@@ -330,7 +333,7 @@ class _Verifier:
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_outputs(self) -> None:
-        """Check outputs. Parts are listed before they are read, so a part that is named but not listed never existed, or was deleted."""
+        """Check outputs. Parts are listed before they are read, so a part that is named but not listed never existed or was deleted."""
         if not self._is_there(layout.OUTPUTS):
             return
         names: list[PartName] = []
@@ -439,7 +442,7 @@ class _Verifier:
     # -- notes -------------------------------------------------------------------------------------------------------
 
     def _note_checked(self, path: str, epoch: int | None) -> int:
-        """Record that the file is being read; return the index of the record. Raises FileNotFoundError if the file is gone."""
+        """Record that the file is being read, and return the index of the record. Raise FileNotFoundError if the file is missing."""
         self.verification.checked.append(CheckedFile(path, epoch, self._disk.size(path)))
         return len(self.verification.checked) - 1
 
@@ -453,7 +456,7 @@ class _Verifier:
 
     @contextlib.contextmanager
     def _noting(self, path: str, epoch: int | None) -> Iterator[None]:
-        """Turn errors into findings. The identity file must exist; any other vanished file was deleted meanwhile."""
+        """Turn errors into findings. A missing identity file is a finding. Any other file that vanished was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
@@ -494,11 +497,12 @@ class _Verifier:
         return self._entries_if_present(directory, is_directory=False)
 
     def _entries_if_present(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the entries of a directory that is created with its first file, and may be absent."""
+        """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not
+        exist."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the paths of the files (or the directories) in `directory`; report entries of the other kind."""
+        """Return the paths of the files (or of the directories) in `directory`. Report each entry of the other kind as a finding."""
         paths = []
         for entry in self._list(directory):
             path = f"{directory}/{entry.name}"
@@ -510,7 +514,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """Raise the cause if the store is unavailable now; then nothing is a finding."""
+    """If the store is currently unavailable, raise the cause of `error`, so that nothing is reported as a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause

@@ -1,4 +1,4 @@
-"""Archives hold snapshots in one file: a tar of a complete small store, which anybody can unpack and open.
+"""An archive contains snapshots in one file. An archive is a tar of a complete small store, which anybody can unpack and open.
 
     snapline-store                         } directories first, then files, each sorted by path;
     keys/… (if the store is encrypted)     } all as in the store
@@ -6,21 +6,21 @@
     packs/<writer>/<epoch>.<random>
     refs/epochs/<epoch>
 
-The problem: a snapshot should be kept, sent and inspected without its original store, and files from elsewhere must not be trusted.
+The problem: people want to keep, send and inspect a snapshot without its original store, and files from elsewhere must not be trusted.
 
-**Writing.** Files are copied byte by byte, packs as a whole, so an archive may hold chunks of other epochs that share a pack. Keys and
-signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name, read
-back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same snapshots
-of the same store give the same bytes: the archive has no times and no owners.
+**Writing.** Files are copied byte by byte and packs as a whole, so an archive may contain chunks of other epochs that share a pack. Keys
+and signatures remain valid, the archive of an encrypted store is encrypted, and nothing is decoded. The file is written under a temporary
+name, read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same
+snapshots of the same store always give the same bytes, because the archive contains no times and no owners.
 
 **Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. The complete archive is verified before anything is copied
 from it (`snapshot_copy.py`).
 
-The file is not trusted: the disk accepts exactly what this module writes. Each header is generated again from name and length and
-compared with the stored header. Padding and end must be zeros, and nothing may follow. So every byte is compared, or covered by a digest
-that the store checks. Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever
-generated. Names must be those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is
-unpacked. Lengths in the file cause no allocations except for the store's own reads, which are bounded.
+The file is not trusted: the disk accepts exactly the files that this module writes. Each header is generated again from name and length and
+compared with the stored header. Padding and end must be zeros, and nothing may follow. So every byte is either compared, or covered by a
+digest that the store checks. Links, devices, sparse files, extended headers, absolute paths and `..` are impossible, because no such header
+is ever generated. Names must be names of a store's files, directories must precede files, and both must be sorted, so duplicates are
+impossible. Nothing is unpacked. Lengths in the file cause no allocations except for the store's own reads, which are bounded.
 
 This module carries G11.
 """
@@ -46,17 +46,18 @@ from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
 
 BLOCK_BYTES = 512
-"""Size of a block of tar in bytes."""
+"""Size of a tar block in bytes."""
 
 END_BYTES = 2 * BLOCK_BYTES
 """Number of zero bytes at the end of a tar."""
 
 MEMBER_BYTES_MAX = 8**11 - 1
-"""Largest member that a header of the plain format (ustar) can hold: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
+"""Largest member that a header of the plain format (ustar) can describe (8 GiB). Packs have 64 MiB, unless one agent's state alone is
+larger."""
 
 MEMBERS_MAX = 1_000_000
-"""Largest number of files and directories in one archive: 60 TB of packs. Checked while headers are read, which take at most 200 MB of
-memory."""
+"""Largest number of files and directories in one archive, enough for 60 TB of packs. The limit is checked while headers are read, so the
+headers take at most 200 MB of memory."""
 
 FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
 _MODES = {FILE: 0o644, DIRECTORY: 0o755}
@@ -72,9 +73,9 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
     """Open an archive for the duration of the block.
 
     Raises:
-        NotFoundError: the file does not exist.
-        DamagedDataError: the file is damaged, or not an archive.
-        StoreError: the file cannot be read.
+        NotFoundError: If the file does not exist.
+        DamagedDataError: If the file is damaged, or not an archive.
+        StoreError: If the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -94,7 +95,7 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
 
 
 class ArchiveDisk:
-    """Read-only disk over an archive; implements `local_disk.Disk`. Writing methods raise OSError. Threads may share it. See
+    """Read-only disk over an archive, which implements `local_disk.Disk`. Methods that write raise OSError. Threads may share the disk. See
     `reading_archive`."""
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -104,7 +105,7 @@ class ArchiveDisk:
         self._directories: dict[str, list[DirectoryEntry]] = {"": []}
 
     def scan(self) -> None:
-        """Read and check all headers; see the module docstring."""
+        """Read and check all headers. See the module docstring."""
         size_bytes = os.fstat(self._handle).st_size
         offset, before = 0, (False, "")
         while offset < size_bytes - END_BYTES:
@@ -223,7 +224,7 @@ class ArchiveDisk:
 
 
 def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
-    """Return the header of a file or directory; ValueError if the path is invalid."""
+    """Return the header of a file or directory. Raise ValueError if the path is invalid."""
     if kind not in _MODES:
         raise ValueError(f"{path!r} is neither a file nor a directory")
     info = tarfile.TarInfo(path)
@@ -235,7 +236,7 @@ def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
 
 
 def directories_of(paths: Iterable[str]) -> list[str]:
-    """Return the sorted directories of an archive with these files, including those that every store has."""
+    """Return the sorted directories of an archive with these files, including the directories that every store has."""
     directories = dict.fromkeys(layout.DIRECTORIES)
     for path in paths:
         directory = path.rpartition("/")[0]
@@ -263,7 +264,7 @@ def _is_file_name(path: str) -> bool:
 
 
 def _is_key_name(path: str) -> bool:
-    """Return whether `path` is the path of a key record. The guard checks the record's contents."""
+    """Return whether `path` is the path of a key record. The guard checks the contents of the record."""
     folder, _, name = path.partition("/")
     return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
 
@@ -277,16 +278,16 @@ def _read_only() -> OSError:
 
 
 COPY_BYTES = 8 * 2**20
-"""Size of one read and write in bytes."""
+"""Size in bytes of one read and one write."""
 
 SUFFIX = ".partial"
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""Errors of file systems without hard links, such as FAT on a memory stick."""
+"""Error numbers from file systems without hard links, such as FAT on a memory stick."""
 
 
 class ExportResult(msgspec.Struct, frozen=True):
-    """Contents of an archive, epoch → root, and the archive's length."""
+    """Result of an export. `roots` maps each epoch in the archive to its root, and `size_bytes` is the archive's length."""
 
     roots: dict[int, str]
     size_bytes: int
@@ -298,13 +299,13 @@ class ExportResult(msgspec.Struct, frozen=True):
 def write_archive(
     store: Store, epochs: Sequence[int], path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> ExportResult:
-    """Write snapshots of `store`, which may be in use, to a new file. The file is durable and verified when this returns.
+    """Write snapshots of `store`, which may be in use, to a new file. The file is verified and durable when this function returns.
 
     Raises:
-        UsageError: the file exists, no epoch was given, or a pack is too large.
-        NotFoundError: an epoch does not exist, or was deleted meanwhile.
-        DamagedDataError: some bytes in the store differ from those written.
-        StoreError: the disk failed.
+        UsageError: If the file exists, no epoch was given, or a pack is too large.
+        NotFoundError: If an epoch does not exist, or was deleted meanwhile.
+        DamagedDataError: If some bytes in the store differ from the bytes that were written.
+        StoreError: If the disk failed.
     """
     if not epochs:
         raise UsageError("an archive holds one snapshot at least: name one")
@@ -325,7 +326,7 @@ def write_archive(
 
 
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
-    """Return the paths of the files that the archive holds, sorted."""
+    """Return the sorted paths of the files that the archive must contain."""
     disk = store.disk
     paths = {layout.IDENTITY: None}
     for epoch, root in roots.items():
@@ -367,7 +368,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
 
 
 def _verify(store: Store, path: Path) -> None:
-    """Read the archive and verify it, before it gets its name."""
+    """Read the archive and verify it, before it gets its final name."""
     with reading_archive(path) as disk:
         for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
             raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
@@ -379,13 +380,13 @@ def _check_free(path: Path) -> None:
 
 
 def _link_to_name(temporary: Path, path: Path) -> None:
-    """Give the archive its name durably, without replacing another file."""
+    """Give the archive its final name durably, without replacing another file."""
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # reserves the name
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # This reserves the name.
         os.replace(temporary, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -406,7 +407,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
-    """Report data that is missing because an epoch was deleted meanwhile as NotFoundError, not as damage."""
+    """If data is missing because an epoch was deleted meanwhile, raise NotFoundError instead of DamagedDataError."""
     try:
         yield
     except DamagedDataError as error:
@@ -424,12 +425,12 @@ def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
 def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_fleet_store: bool = False) -> list[Copied]:
     """Verify the whole archive, then copy its snapshots into `target`, in the order of their numbers.
 
-    A failed copy leaves the previous snapshots in `target`, and another call continues. With `keys` None, the keys of the environment are
-    used. `snapshot_copy.copy_epoch` describes the errors and the caller's duties.
+    If a copy fails, the previous snapshots remain in `target`, and another call continues. If `keys` is None, the keys come from the
+    environment. `snapshot_copy.copy_epoch` describes further errors and the caller's duties.
 
     Raises:
-        NotFoundError: the file does not exist.
-        DamagedDataError: some bytes in the archive differ from those written. Nothing was copied.
+        NotFoundError: If the file does not exist.
+        DamagedDataError: If some bytes in the archive differ from the bytes that were written. Nothing was copied.
     """
     with reading_archive(path) as disk:
         source = open_archive(disk, keys=keys)

@@ -1,25 +1,26 @@
-"""Forking creates a store for a new fleet, which starts from one snapshot of another fleet.
+"""Forking creates a store for a new fleet that starts from one snapshot of another fleet.
 
 The problem: the fork has its own store, and therefore its own cluster, and shares nothing with its parent. The fork starts from the
 parent's snapshot under the same number (stamps of messages in transit name epochs), but with other bytes. The manifest names the new
-cluster, some states were changed, and in an encrypted store the digests differ. So the fork's snapshot has another root.
+cluster, some states may have been changed, and in an encrypted store the digests differ. So the fork's snapshot has another root.
 
 The steps, each durable before the next:
 
-1. `fork`, the record of the fork (`disk/store_files.py`). A folder with this record and without the identity is not a store.
-2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
-3. The pending inputs to take along, in a sealed host log of the snapshot's plan. These are the inputs that the snapshot has not consumed;
-   the parent may be running.
-4. The ref. A process with the key signs it with the keys given for the fork, which are not those of the parent.
+1. `fork`, the record of the fork (`disk/store_files.py`). A directory that contains this record but no identity is not a store.
+2. Packs with the chunks, by the writer `fork`, then a pack with the checkpoints, and then the manifest.
+3. The pending inputs to take along, in a sealed host log of the snapshot's plan. Pending inputs are inputs that the snapshot has not
+   consumed. The parent may be running meanwhile.
+4. The ref. If signing keys are given for the fork, a process signs the ref with them. The fork's keys may differ from the parent's keys.
 5. The identity, which completes the store.
 
-So a crash leaves no fork, or an unfinished fork with the record of step 1. `begin_again` removes all its files, the record last, and
-starts again. The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/backup.py`).
+So a crash leaves no fork, or an unfinished fork with the record of step 1. With `begin_again`, `write_fork` removes all files of an
+unfinished fork, with the record last, and starts again. The coordinator of the new fleet creates its state from record and manifest when it
+starts (`coordinator/service/backup.py`).
 
-The caller's duties: pin the snapshot meanwhile, and let no other process fork into the same place (its `begin_again` could remove the
-files).
+The caller's duties: pin the snapshot meanwhile, and let no other process fork into the same place (with `begin_again`, that process could
+remove the files).
 
-This module carries G4 (the ref comes after everything it names) and G11 (every byte is compared with its digest).
+This module carries G4 (the ref comes after everything that it names) and G11 (every byte is compared with its digest).
 """
 
 import contextlib
@@ -50,13 +51,13 @@ from snapline.storage.transfer.snapshot_copy import (
 )
 
 FORK_WRITER = "fork"
-"""Writer of the packs of forks, and host of the log with their pending inputs. Starts of hosts have other names."""
+"""Writer of the packs of forks, and host of the log with their pending inputs. No start of a host has this name."""
 
 TRIGGER = "fork"
-"""Trigger that the manifest of a fork's first epoch names."""
+"""Trigger in the manifest of a fork's first epoch."""
 
 INPUTS_BYTES_MAX = 8 * 2**20
-"""Largest total size of the payloads in one batch, so that the whole batch stays below its limit of 64 MiB."""
+"""Largest total size in bytes of the payloads in one batch, so that the whole batch stays below its limit of 64 MiB."""
 
 _ID_BYTES = 16
 
@@ -65,10 +66,11 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters for creating a fork.
 
     Attributes:
-        name, is_live, parent_name, gone, created: as in `ForkRecord`.
-        fleet, config_hash: name and hash of the fleet definition of the fork.
-        changed: agent → its checkpoint, if that differs from the checkpoint in the snapshot. The parts are those of the snapshot.
-        inputs: pending inputs to take along: for each agent those after the last input that it consumed, without a gap.
+        name, is_live, parent_name, gone, created: same as in `ForkRecord`.
+        fleet, config_hash: name and hash of the fork's fleet definition.
+        changed: map from agent to its checkpoint, if it differs from the snapshot's checkpoint. Its parts must be the parts in the
+            snapshot.
+        inputs: pending inputs to take along. For each agent they follow the last input that the agent consumed, without a gap.
     """
 
     name: str
@@ -92,16 +94,16 @@ def write_fork(
     begin_again: bool = False,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Store:
-    """Create the fork's store and return it. The store is durable when this returns.
+    """Create the fork's store durably, and return it.
 
     Args:
         keys: keys of the new store.
         begin_again: first remove the files of an unfinished fork at `target`.
 
     Raises:
-        UsageError: `target` holds other files, or an unfinished fork.
-        DamagedDataError: some bytes in `source` differ from those written.
-        StoreError: a disk failed. Only files that `begin_again` removes remain.
+        UsageError: If `target` contains a store or other files, or an unfinished fork without `begin_again`.
+        DamagedDataError: If some bytes in `source` differ from the bytes that were written.
+        StoreError: If a disk failed. Only files that `begin_again` removes remain.
     """
     root = source.read_ref(epoch)
     manifest = source.read_manifest(root, epoch=epoch)
@@ -146,7 +148,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
 
 
 def clear_unfinished(target: Disk) -> None:
-    """Remove the files of an unfinished fork, the record last. If there is none, or there is a store, do nothing. Raises OSError."""
+    """Remove the files of an unfinished fork, with the record last. If there is no unfinished fork, do nothing. Raise OSError."""
     if exists(target, layout.IDENTITY) or not exists(target, layout.FORK):
         return
     for entry in target.list_directory(""):
@@ -158,7 +160,7 @@ def clear_unfinished(target: Disk) -> None:
 
 
 def _empty(target: Disk, directory: str) -> None:
-    """Remove the files below a directory. Directories are kept."""
+    """Remove all files below a directory. Directories are kept."""
     with contextlib.suppress(FileNotFoundError):
         for entry in target.list_directory(directory):
             path = f"{directory}/{entry.name}"
@@ -173,7 +175,7 @@ class _Fork:
     """Writer of one fork, from the chunks to the manifest.
 
     Attributes:
-        _digests: digest of a chunk in the source → in the target.
+        _digests: map from the digest of a chunk in the source to the chunk's digest in the target.
     """
 
     def __init__(self, source: Store, manifest: Manifest, target: Store, order: ForkOrder) -> None:
@@ -186,7 +188,7 @@ class _Fork:
         self._state_bytes = 0
 
     def write(self) -> str:
-        """Write packs, inputs and manifest; return the root of the manifest."""
+        """Write packs, manifest and inputs, and return the root of the manifest."""
         packs = [self._write_chunks(group) for group in pack_groups(sorted(self._chunks(), key=place_of))]
         lines = self._target.write_pack(writer=FORK_WRITER, epoch=self._epoch, blobs=self._checkpoints())
         failpoint("store.fork.packs")
@@ -254,7 +256,7 @@ def _moved(line: AgentLine, entry: BlobEntry, pack: int) -> AgentLine:
 
 
 def with_digests(checkpoint: AgentCheckpoint, digests: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the new digests of its chunks."""
+    """Return the checkpoint with the digests of its chunks replaced. `digests` maps old digests to new digests."""
     if all(digests[digest] == digest for digest in checkpoint.digests()):
         return checkpoint
     journal = checkpoint.journal_part
@@ -270,10 +272,10 @@ def _renamed(part: StatePart, digests: Mapping[bytes, bytes]) -> StatePart:
 
 
 def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> None:
-    """Write inputs to a host log of a finished plan, and seal the log. Without inputs, do nothing.
+    """Write inputs to a host log of a finished plan, and seal the log. If there are no inputs, do nothing.
 
     Raises:
-        StoreError, UsageError: as in `Store.append_batch`, or the store overwrites objects.
+        StoreError, UsageError: As in `Store.append_batch`, or if the store overwrites objects.
     """
     if not inputs:
         return
@@ -298,17 +300,17 @@ def _batches(inputs: Iterable[LoggedInput]) -> Iterator[list[LoggedInput]]:
 
 
 READINGS = 3
-"""Number of readings in which a batch must be missing. An append during a listing may hide a batch, but hardly in three listings."""
+"""Number of readings in which a batch must be missing. An append may hide a batch from one listing, but hardly from three."""
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
     """Return the inputs of these agents after the given numbers, sorted by agent and number. No log is sealed.
 
-    Inputs that hosts accept meanwhile may be missing. There are gaps where no kept epoch of the fleet needs an input.
+    Inputs that hosts accept meanwhile may be missing. Gaps occur where no kept epoch of the fleet needs an input.
 
     Raises:
-        DamagedDataError: the bytes of a batch differ from those written.
-        StoreError: the store cannot be read, or somebody without a key has written or removed a batch.
+        DamagedDataError: If the bytes of a batch differ from the bytes that were written.
+        StoreError: If the store cannot be read, or somebody without a key has written or removed a batch.
     """
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
@@ -334,7 +336,7 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return agent and number of the first input that is missing before an existing one; None if none is missing."""
+    """Return the agent and number of the first missing input that precedes an existing one, or None if no input is missing."""
     last = dict(consumed)
     for logged in inputs:
         if logged.number != last[logged.agent] + 1:

@@ -1,48 +1,51 @@
-"""Copies snapshots into another store under the same root, and moves old snapshots there. Every byte is compared with its digest (G11).
+"""Copying of snapshots into another store under the same root, and moving of old snapshots there.
 
-The problem: a snapshot is a ref, a manifest, and blobs in packs that other snapshots share. The root covers content, not places. So a
-copy has other packs and other places, but the same root, and can be trusted like the original.
+Every byte is compared with its digest (G11).
 
-The steps are those of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves unreferenced
-garbage, which the next attempt reuses. A blob is not copied if it is
+The problem: a snapshot consists of a ref, a manifest, and blobs in packs that other snapshots share. The root covers the content but not
+the locations. So a copy has other packs and other locations, but the same root, and can be trusted like the original.
 
-1. in a pack that an earlier attempt at this copy left, or a simultaneous copy by another process;
-2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
+The steps are the same as for any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves
+unreferenced files, which the next attempt reuses. A blob is not copied if it is
 
-The indexes of these packs are read and checked before they are used; their blobs are not (`check_epoch`
-does that). If a manifest with this root and its packs already exist, only the ref is missing.
+1. in a pack that an earlier attempt at this copy left, or that another process wrote in a simultaneous copy;
+2. in a pack that the target's manifests of near epochs name, up to this epoch's number, because a manifest may not name later packs.
+
+The indexes of these packs are read and checked before they are used, but their blobs are not (`check_epoch` checks them). If a manifest
+with this root and its packs already exist, only the ref is missing.
 
 The caller's duties:
 
-1. No process deletes epochs of the target meanwhile. A violation is detected: a deletion removes its manifest, then reads which packs other
-   manifests name, then removes packs. The copy writes its manifest, then checks that the reused packs still exist. If they do, the deletion
-   sees the copy's manifest. **Write first, then check; not the other way round.**
-2. No fleet runs on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
-   which a fleet writes accepts only epochs of this fleet, below its newest one: the fleet will not use those numbers again. A fleet trusts
-   its log, so it does not roll back to such an epoch by itself.
+1. No process may delete epochs of the target meanwhile. A violation is detected. A deletion removes its manifest, then reads which packs
+   other manifests name, and then removes packs. The copy writes its manifest, and then checks that the manifests which name the reused
+   packs still exist. If these manifests still exist, the deletion sees the copy's manifest. **Write first, then check; never the other way
+   round.**
+2. No fleet may run on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
+   which a fleet writes accepts only older epochs of this fleet, because the fleet will not use their numbers again. A fleet trusts
+   its log, so it never rolls back to such an epoch without being asked to.
 
-Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
+Digests of encrypted stores are keyed, and agents' checkpoints contain digests. So a snapshot keeps its root only between stores
 with the same digests: both without encryption, or both with the keys of one store.
 
-This module carries G4 (the ref comes last; one root for each epoch) and G11.
+This module carries G4 (the ref comes last, and each epoch has one root) and G11.
 
-**Reading all blobs of a snapshot.** To copy or verify blobs, they are read in the order of their places. A manifest lists each blob's
-place and digest. So blobs are read from the manifest alone, and adjacent blobs with one call: from an object store, a pack of a thousand
-chunks takes eight requests. Indexes of packs are read only to compare the manifest with the packs (`check_places`).
+**Reading all blobs of a snapshot.** To copy or verify blobs, they are read in the order of their locations. A manifest lists each blob's
+location and digest. So blobs are read using the manifest alone, and adjacent blobs with one call. From an object store, a pack of a
+thousand chunks takes eight requests. Indexes of packs are read only to compare the manifest with the packs (`check_places`).
 
-**Moving old snapshots** to a second, cheaper store: copy, verify the copy, and only then delete the original. The problem: disks near the
-fleet are small, yet last month's snapshots are still needed.
+**Moving old snapshots** to a second, cheaper store means to copy them, verify the copies, and only then delete the originals. The problem:
+disks near the fleet are small, yet last month's snapshots are still needed.
 
-The model: snapshots are copied one after another, oldest first (`copy_epoch`), so each finds its unchanged chunks in the previous copy.
-Then every byte of the copy is read from the second store and checked. A pack that several copies share is read once per run. Only then is
-a snapshot removed, but never
+The model: snapshots are copied one after another, oldest first (`copy_epoch`), so that each finds its unchanged chunks in the previous
+copy. Then every byte of the copy is read from the second store and checked. A pack that several copies share is read once per run. Only
+then is a snapshot removed. A snapshot is never removed
 
-1. if a pin, a tag or a recovery holds it: the removal uses the guarded deletion of `pins.py`;
-2. if it is the newest one: a restarted fleet restores it;
-3. if both stores are the same: then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
+1. if a pin, a tag or a recovery holds it, which the guarded deletion of `pins.py` ensures;
+2. if it is the newest one, because a restarted fleet restores it;
+3. if both stores are the same, because then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
    file by file, or one store under two names), a probe written to the first store and read from the second decides.
 
-A move may be interrupted and repeated. The caller's duties are those of a copy. As with any deletion, the store's fleet must not run,
+A move may be interrupted and repeated. The caller has the same duties as for a copy. As with any deletion, the store's fleet must not run,
 unless the fleet's coordinator removes the snapshots.
 
 This module supports G7: nothing is deleted without a complete copy.
@@ -86,7 +89,7 @@ from snapline.storage.packs.pack import (
 from snapline.storage.store.store import Holds, Store
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Largest read in bytes. On an object store the cost of a request is then small compared with the cost of its bytes."""
+"""Largest read in bytes. At this size, the cost of a request to an object store is small compared with the cost of its bytes."""
 
 
 class PlacedBlob(msgspec.Struct, frozen=True, gc=False):
@@ -103,11 +106,11 @@ Key = tuple[str, bytes]
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     """Read and check every blob of every pack that a snapshot needs.
 
-    `checked` holds paths of packs that were already read and are skipped. The packs that this call reads are added.
+    `checked` contains the paths of packs that were already read, which are skipped. Packs that this call reads are added to it.
 
     Raises:
-        NotFoundError: the epoch does not exist.
-        DamagedDataError: a file is damaged; the message names the first such file.
+        NotFoundError: If the epoch does not exist.
+        DamagedDataError: If a file is damaged. The message names the first such file.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     check_places(store, manifest)
@@ -121,10 +124,10 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
 
 
 def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterator[tuple[PlacedBlob, Buffer]]:
-    """Yield blobs with their plain bytes, sorted by place and checked. Adjacent blobs are read with one call.
+    """Yield blobs with their checked plaintext, sorted by location. Adjacent blobs are read with one call.
 
     Raises:
-        DamagedDataError: a blob is damaged; the message names file, epoch and agent.
+        DamagedDataError: If a blob is damaged. The message names file, epoch and agent.
     """
     disk, guard = store.disk, store.guard
     keyrings: dict[str, Keyring] = {}
@@ -136,7 +139,7 @@ def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterato
 
 
 def check_places(store: Store, manifest: Manifest) -> None:
-    """Check that every pack exists, with the blobs that the manifest lists. Blobs are not read."""
+    """Check that every pack exists and contains the blobs that the manifest lists. Blobs are not read."""
     entries: dict[tuple[int, Key], BlobEntry] = {}
     for number, pack in enumerate(manifest.packs):
         entries |= {(number, key_of(entry)): entry for entry in store.read_pack_index(pack)}
@@ -155,7 +158,7 @@ def digests_of(manifest: Manifest) -> frozenset[bytes]:
 def read_checkpoints(
     store: Store, manifest: Manifest, lines: Iterable[AgentLine], digests: frozenset[bytes]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield agents and their encoded checkpoints, whose chunks are all among `digests`."""
+    """Yield agents with their encoded checkpoints. Check that all chunks of each checkpoint are among `digests`."""
     epoch = manifest.metadata.epoch
     for blob, plain in read_blobs(store, [PlacedBlob(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
         try:
@@ -205,25 +208,26 @@ def key_of(entry: BlobEntry) -> Key:
 
 
 COPY_WRITER = "copy"
-"""Writer of the packs of copies. Names of other writers end in the number of a host start, so no other writer has this name."""
+"""Writer of the packs of copies. Names of other writers end in the number of a host start or are reserved, so no other writer has this
+name."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and whole packs are deleted. A larger blob
-has its own pack."""
+"""Largest number of plaintext bytes in one pack. An object store's client holds a pack in memory, and packs are only deleted as a whole. A
+larger blob has its own pack."""
 
 NEIGHBOURS_MAX = 16
-"""Number of the target's nearest epochs whose chunks are searched. A manifest may have megabytes, and farther epochs seldom hold
-chunks that nearer ones lack."""
+"""Number of the target's nearest epochs in which chunks are searched. A manifest may have megabytes, and farther epochs rarely contain
+chunks that nearer epochs lack."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """Result of copying one snapshot.
 
     Attributes:
-        epoch, root: epoch and root of the snapshot, in both stores.
+        epoch, root: epoch and root of the snapshot, which are the same in both stores.
         is_new: the target did not have the snapshot before.
-        written_bytes: length of the written packs.
-        found_bytes: plain bytes that the target already had.
+        written_bytes: total length of the packs written.
+        found_bytes: number of plaintext bytes that the target already had.
     """
 
     epoch: int
@@ -234,19 +238,19 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool = False) -> Copied:
-    """Copy a snapshot. When this returns, the snapshot is published in `target` and durable. Copying a snapshot again succeeds.
+    """Copy a snapshot. When this function returns, the snapshot is published in `target` and durable. Copying a snapshot again succeeds.
 
     Args:
-        source: store with the snapshot; a fleet may be using it.
-        target: store that gets the copy; see the module docstring for the caller's duties.
+        source: store with the snapshot. A fleet may be using it.
+        target: store that gets the copy. The module docstring lists the caller's duties.
         epoch: epoch of `source`.
-        is_fleet_store: the caller knows that a fleet writes to `target`, even if it has not written anything yet.
+        is_fleet_store: the caller knows that a fleet writes to `target`, even if the fleet has not written anything yet.
 
     Raises:
-        NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
-        DamagedDataError: some bytes in `source` differ from those written, or an earlier attempt left a damaged copy.
-        UsageError: `target` cannot accept the snapshot: the target is a fleet's own store, or its digests differ.
-        StoreError: `target` has another snapshot under this number, or a disk failed.
+        NotFoundError: If the epoch is not in `source`, or was deleted meanwhile.
+        DamagedDataError: If some bytes in `source` differ from the bytes that were written, or an earlier attempt left a damaged copy.
+        UsageError: If `target` cannot accept the snapshot, because it is the store of a fleet or its digests differ.
+        StoreError: If `target` has another snapshot under this number, or a disk failed.
     """
     root = source.read_ref(epoch)
     existing_root = _root_in(target, epoch)
@@ -269,7 +273,7 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool
 
 
 def is_encrypted(store: Store) -> bool:
-    """Return whether the store's blobs are encrypted, so that its digests are keyed."""
+    """Return whether the store's blobs are encrypted and its digests therefore keyed."""
     return store.guard is not None and store.guard.encrypts
 
 
@@ -284,7 +288,7 @@ def _root_in(store: Store, epoch: int) -> str | None:
 
 
 def _check_digests(source: Store, target: Store) -> None:
-    """Refuse a target whose chunk digests differ. The check writes at most the target's digest key."""
+    """Refuse a target whose chunk digests differ from the source's. The check writes at most the target's digest key."""
     if is_encrypted(source) == is_encrypted(target) and (
         not is_encrypted(source) or source.digest(b"snapline") == target.digest(b"snapline")
     ):
@@ -297,7 +301,7 @@ def _check_digests(source: Store, target: Store) -> None:
 
 
 def _check_target(target: Store, about: Metadata, *, is_fleet_store: bool) -> None:
-    """Refuse an epoch that a fleet on `target` might take for its own, or whose number it might use."""
+    """Refuse an epoch that a fleet on `target` might mistake for its own, or whose number the fleet might use."""
     if not is_fleet_store and not _has_writers(target):
         return
     newest = target.epochs()[-1:]
@@ -310,7 +314,7 @@ def _check_target(target: Store, about: Metadata, *, is_fleet_store: bool) -> No
 
 
 def _has_writers(store: Store) -> bool:
-    """Return whether any writer other than copies has written to the store."""
+    """Return whether any writer other than `COPY_WRITER` has written to the store."""
     with store_files.reading(store.disk, layout.PACKS):
         writers = store.disk.list_directory(layout.PACKS)
     return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
@@ -318,7 +322,7 @@ def _has_writers(store: Store) -> bool:
 
 @contextlib.contextmanager
 def _reporting_deletion(source: Store, epoch: int) -> Iterator[None]:
-    """Report data that is missing because the epoch was deleted meanwhile as NotFoundError, not as damage."""
+    """If data is missing because the epoch was deleted meanwhile, raise NotFoundError instead of DamagedDataError."""
     try:
         yield
     except DamagedDataError as error:
@@ -336,8 +340,8 @@ class _Copy:
     """One run of `copy_epoch`.
 
     Attributes:
-        _placed: blobs of the snapshot that are in the target.
-        _shared_packs: path of a pack → path of the manifest of another epoch of the target that names it.
+        _placed: blobs of the snapshot that are already in the target.
+        _shared_packs: map from the path of a pack to the path of another epoch's manifest in the target that names it.
     """
 
     def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
@@ -352,7 +356,7 @@ class _Copy:
         self._digests = digests_of(manifest)
 
     def run(self) -> Copied:
-        """Write packs and manifest. Both are durable when this returns."""
+        """Write packs and manifest durably, and return the result."""
         if not self._is_written():
             wanted = self._wanted()
             self._find(wanted)
@@ -378,7 +382,7 @@ class _Copy:
     # Finding blobs in the target.
 
     def _is_written(self) -> bool:
-        """Return whether an earlier attempt wrote the manifest. A manifest without its packs is removed, because no ref names it."""
+        """Return whether an earlier attempt wrote the manifest. If its packs are missing, remove the manifest, because no ref names it."""
         disk = self._target.disk
         generations = list_generations(disk).get(self._root, [])
         if not generations:
@@ -403,7 +407,7 @@ class _Copy:
                 self._find_in(epoch, wanted)
 
     def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
-        """Yield packs of this epoch that earlier copies wrote, except damaged ones."""
+        """Yield packs of this epoch that earlier copies wrote, except damaged packs."""
         disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
         with store_files.reading(disk, directory):
             try:
@@ -498,7 +502,8 @@ class _Copy:
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
     def _check_shared_packs(self) -> None:
-        """Check, after the manifest is durable, that the packs which it shares with other epochs still exist. See the module docstring."""
+        """Check that the manifests which name the reused packs still exist. Call this after the copy's manifest is durable (module
+        docstring)."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._shared_packs[path] for path in used if path in self._shared_packs]:
@@ -516,7 +521,7 @@ class _Copy:
 
 
 def pack_groups(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
-    """Yield lists of blobs; each list fills one pack."""
+    """Yield lists of blobs, each of which fills one pack."""
     group: list[PlacedBlob] = []
     size_bytes = 0
     for blob in blobs:
@@ -538,8 +543,8 @@ class MoveResult(msgspec.Struct, frozen=True):
 
     Attributes:
         copied: result of the copy.
-        is_removed: the snapshot was removed from the first store and is only in the second.
-        kept_because: reason why the snapshot was not removed although requested; empty otherwise.
+        is_removed: the snapshot was removed from the first store, and is now only in the second.
+        kept_because: why the snapshot was not removed although this was requested, otherwise "".
     """
 
     copied: Copied
@@ -548,7 +553,7 @@ class MoveResult(msgspec.Struct, frozen=True):
 
 
 def all_but_newest(store: Store, count: int) -> list[int]:
-    """Return all epochs but the newest `count`, ascending."""
+    """Return all epochs except the newest `count`, in ascending order."""
     if count < 1:
         raise UsageError(f"{count} newest snapshots would be kept: keep at least 1")
     return store.epochs()[:-count]
@@ -560,13 +565,13 @@ def move_epochs(
     """Copy snapshots to `target` and verify the copies. Yield the result for each snapshot when it is done.
 
     Args:
-        source, target, is_fleet_store: see `copy_epoch`.
+        source, target, is_fleet_store: same as in `copy_epoch`.
         epochs: epochs of `source`.
-        holds: pins and tags of `source`. Copied epochs are removed from `source`. With None, nothing is removed.
+        holds: pins and tags of `source`. If given, copied epochs are removed from `source`. If None, nothing is removed.
 
     Raises:
-        DamagedDataError: bytes of a snapshot or its copy differ from those written. The snapshot was not removed.
-        others: see `copy_epoch`.
+        DamagedDataError: If bytes of a snapshot or its copy differ from the bytes that were written. The snapshot was not removed.
+        others: Same as in `copy_epoch`.
     """
     wanted = sorted(set(epochs))
     if holds is not None:
@@ -588,13 +593,13 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveR
 
 
 def check_distinct_stores(source: Store, target: Store) -> None:
-    """Raise UsageError if both are the same store: removing a snapshot after the copy would lose it."""
+    """Raise UsageError if both are the same store, because removing a snapshot after the copy would lose it."""
     if _are_one(source, target):
         raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
 
 
 def _are_one(source: Store, target: Store) -> bool:
-    """Return whether a file written to `source` is visible in `target`."""
+    """Return whether both are one store: the ids are equal, and a file written to `source` is visible in `target`."""
     if source.store_id != target.store_id:
         return False
     path, token = source.write_probe()
