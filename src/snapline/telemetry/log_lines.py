@@ -1,8 +1,7 @@
 """Format the log lines of a process as text, or as JSON objects that name their subject.
 
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
-    {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3:
-    …","fleet":"bank","host":"h1","epoch":7}
+    {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
 
 If the code of agents uses `logging`, its log lines are in these logs too. A JSON line has the fields `time` (UTC),
 `level`, `logger` and `message`. An error also has the field `traceback`. The other fields are ids, as listed below.
