@@ -1,10 +1,12 @@
 """Decide which commands carry out faults on real processes. This module is a core; `local_faults.py` carries out its commands.
 
-Theory of operation ------------------- `sim/faults` decides from the file and the seed which fault hits which process
-and when. This core turns faults into commands about processes. The simulated world and this core implement the same
-`Executor`, so a scenario's file has the same meaning in both of them. The caller passes the time. Some facts can only
-be observed in the real fleet, such as the leader, the hosts of agents, and the files that may be damaged. The core
-takes these facts from the last `FleetObserved`.
+Theory of operation
+-------------------
+`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into
+commands about processes. The simulated world and this core implement the same `Executor`, so a scenario's file has the
+same meaning in both of them. The caller passes the time. Some facts can only be observed in the real fleet, such as the
+leader, the hosts of agents, and the files that may be damaged. The core takes these facts from the last
+`FleetObserved`.
 
 Invariants:
 
