@@ -12,7 +12,7 @@ Invariants:
 
 1. Each command contains the complete state of a path, disk or clock. So the command can be repeated, even after a
    restart.
-2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
+2. A process is frozen while at least one fault freezes it. This fault is a pause or a failpoint.
 3. A process that is down stays down until its fault ends. This also holds for a process that died at a failpoint.
 """
 
@@ -66,7 +66,7 @@ class SetSpeed(Command, frozen=True):
 
 class SetPath(Command, frozen=True):
     """Set the faults of the path from one node to another. The path is blocked, or it delays bytes by `least_ns` plus
-    up to `jitter_ns`, and loses the given number of 1000 packets.
+    up to `jitter_ns`. Of 1000 packets it loses `loss_per_mille`.
     """
 
     sender: str
