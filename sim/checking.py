@@ -1,16 +1,18 @@
 """Builds a simulated test of a fleet from the test's options: one scenario for each seed.
 
-Theory of operation ------------------- A test provides a fleet or a whole scenario. For a fleet, the environment is
-drawn from the seed: hosts and coordinators, delays, and faults according to a template (`swarm.py`). The fleet keeps
-its own settings, except that it takes a checkpoint at least every second, because a run lasts only a few seconds of
-virtual time. If the test provides a function that creates the fleet, the function is called once per run. So state that
-the function resets cannot leak from one run into the next.
+Theory of operation
+-------------------
+A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and
+coordinators, delays, and faults according to a template (`swarm.py`). The fleet keeps its own settings, except that it
+takes a checkpoint at least every second, because a run lasts only a few seconds of virtual time. If the test provides a
+function that creates the fleet, the function is called once per run. So state that the function resets cannot leak from
+one run into the next.
 
 A built-in traffic pattern knows when its work is done, but a user's fleet does not. So the user's fleet first runs once
 without faults on a fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see
 `turns_of`). A later run ends when it has taken that many turns or when the fleet is done. The faults that the template
-promises must happen before the end of the run. A run without these faults is *hollow*: it proves nothing about the
-fleet, so its verdict is undecided.
+promises must happen before the end of the run. A run without these faults is *hollow*. A hollow run proves nothing
+about the fleet, so its verdict is undecided.
 """
 
 import sys

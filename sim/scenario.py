@@ -209,8 +209,8 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 
 class LivenessPart(Part, frozen=True, kw_only=True):
-    """Deadlines of a run. Faults are healed at the time `heal`; "" means right after the last fault. All work must be
-    done `within` this duration afterwards.
+    """Deadlines of a run. Faults are healed at the time `heal`. If `heal` is "", faults are healed right after the last
+    fault. All work must be done `within` this duration afterwards.
     """
 
     heal: OptionalDuration = ""

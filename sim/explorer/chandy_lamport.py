@@ -1,8 +1,9 @@
 """Chandy and Lamport's plain snapshot algorithm, with fixed channels and without epoch stamps.
 
-Theory of operation ------------------- Problem: record one state of each agent, and the messages in transit between
-these states, while the fleet continues to run. Model: crash-stop agents, reliable FIFO channels that are fixed before
-the run, atomic turns, no clocks.
+Theory of operation
+-------------------
+Problem: record one state of each agent, and the messages in transit between these states, while the fleet continues to
+run. Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
 
 An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send.
 After that, for each incoming channel, the agent records the messages that arrive until marker k arrives on the channel.

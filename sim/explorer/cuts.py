@@ -1,9 +1,11 @@
 """Computes cuts, recovery lines and useless checkpoints directly from their definitions, by examining every cut.
 
-Theory of operation ------------------- An agent's *ledger* is its application's state, which does not depend on the
-protocol: the number of messages sent to each receiver, and the identities of the messages consumed, in order. A
-message's identity is (sender, receiver, number). Numbers are reused after a rollback. So the ledgers are compared right
-after the recovery, before a new message can have an old number.
+Theory of operation
+-------------------
+An agent's *ledger* is its application's state, which does not depend on the protocol: the number of messages sent to
+each receiver, and the identities of the messages consumed, in order. A message's identity is (sender, receiver,
+number). Numbers are reused after a rollback. So the ledgers are compared right after the recovery, before a new message
+can have an old number.
 
 A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger.
 Two entries in different columns are *consistent* if neither includes the receipt of a message that the other has not

@@ -1,10 +1,12 @@
 """Model of a fleet whose agents log the messages they send. Contains the common part of all logged protocols, including
 the recovery.
 
-Theory of operation ------------------- An agent receives a message and runs the turn in one step. A message that cannot
-be consumed yet stays in its channel. (No behaviour is lost by this, because a message that is in a mailbox but may not
-be consumed is equivalent to a message in transit.) A checkpoint contains the core's image, the ledger (the explorer's
-ground truth) and the log, and is durable at once.
+Theory of operation
+-------------------
+An agent receives a message and runs the turn in one step. A message that cannot be consumed yet stays in its channel.
+(No behaviour is lost by this, because a message that is in a mailbox but may not be consumed is equivalent to a message
+in transit.) A checkpoint contains the core's image, the ledger (the explorer's ground truth) and the log, and is
+durable at once.
 
 A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`).
 An agent whose entry on the line is a checkpoint restarts from that checkpoint; every other agent keeps its live state.

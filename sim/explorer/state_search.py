@@ -1,11 +1,13 @@
 """Breadth-first search through all reachable states of a small fleet.
 
-Theory of operation ------------------- A *state* is a tuple of small integers, one for each *actor*: the agents and,
-last, the coordinator. An actor's integer is the number of its *node*. A node contains the image of the actor's core,
-the actor's ledger (the explorer's ground truth), and the queues of items in transit to the actor. So an actor's next
-moves depend only on its own node, and they change only this node and the queues of other actors. This makes the search
-fast: the real cores compute each move (by node) and each arrival (by node and item) only once, and later it is looked
-up. A hundred thousand states have only a few thousand nodes.
+Theory of operation
+-------------------
+A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer
+is the number of its *node*. A node contains the image of the actor's core, the actor's ledger (the explorer's ground
+truth), and the queues of items in transit to the actor. So an actor's next moves depend only on its own node, and they
+change only this node and the queues of other actors. This makes the search fast: the real cores compute each move (by
+node) and each arrival (by node and item) only once, and later it is looked up. A hundred thousand states have only a
+few thousand nodes.
 
 Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise the results of these
 methods by pairs of nodes, or by the relevant part of a node.

@@ -246,7 +246,7 @@ class ResetFault(FaultKind, frozen=True, kw_only=True):
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
     """Network partition. "one-way" cuts the traffic in only one, drawn, direction. `host` or `agent` selects the
-    isolated node; "" means a drawn one.
+    isolated node. If both are "", the node is drawn.
     """
 
     shape: Literal[
@@ -301,7 +301,7 @@ class HangFault(HostFault, frozen=True, kw_only=True):
     Attributes:
         what: calls that hang. "store" means store calls, so the host applies no plan and stores no epoch. "stop" means
             calls of `stop_when`. Both kinds of calls run in threads, so heartbeats continue. "loop" means a handler,
-            which blocks the event loop: no heartbeat is sent, but the host's streams stay open.
+            which blocks the event loop. Then no heartbeat is sent, but the host's streams stay open.
     """
 
     what: HangingCall = "store"
@@ -437,7 +437,7 @@ class CaptureFault(FaultKind, frozen=True, kw_only=True):
 
 class CoordinatorFault(FaultKind, frozen=True, kw_only=True):
     """Fault that affects the coordinator. With `for = ""`, the fault lasts until `heal`. `node` names the replica that
-    "kill" kills; "" means a drawn one.
+    "kill" kills. If `node` is "", the replica is drawn.
     """
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"

@@ -1,7 +1,9 @@
 """Executes a scenario's faults. Each fault begins and ends on the executor's clock, and finally all faults are healed.
 
-Theory of operation ------------------- For each kind of fault, one method begins the fault. The method also draws the
-fault's target. The key of this choice contains the fault's index in the scenario.
+Theory of operation
+-------------------
+For each kind of fault, one method begins the fault. The method also draws the fault's target. The key of this choice
+contains the fault's index in the scenario.
 
 *Conditions.* Faults overlap: two partitions may cut the same pair of nodes, or two crashes may hit one host. So a fault
 never ends a condition of a node or link. It only ends *its part* of the condition; the condition holds while any part

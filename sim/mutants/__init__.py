@@ -1,4 +1,4 @@
-"""Mutants: seeded bugs of our own code, which the oracles must find (`catalogue.py`)."""
+"""Mutants, which are bugs that we put into our own code on purpose, and which the oracles must find (`catalogue.py`)."""
 
 from snapline.sim.mutants.catalogue import MUTANTS as MUTANTS
 from snapline.sim.mutants.catalogue import mutated as mutated

@@ -1,6 +1,7 @@
-"""Catalogue of seeded bugs.
+"""Catalogue of the seeded bugs.
 
-Each bug has a scenario template in which the bug is likely to occur, and a seed with which its oracle finds it. A test checks both.
+Each bug has a scenario template in which the bug is likely to occur, and a seed with which its oracle finds it. A test
+checks that the oracle finds the bug with this seed.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
-"""Seeded bugs of clients, inputs, host logs and outputs, where data enters or leaves the fleet.
+"""Seeded bugs in the parts where data enters or leaves the fleet, which are clients, inputs, host logs and outputs.
 
-- Client core: bugs that violate the core's promises to its program (`client/core.py`).
-- Inputs, host logs and answers: bugs that violate R1 or R2, such as host logs that are sealed wrongly.
-- Outputs: bugs (R2) in which outputs are released, when they are released, and which outputs hosts drop.
+- The bugs of the client core violate the core's promises to its program (`client/core.py`).
+- The bugs of inputs, host logs and answers violate R1 or R2. For example, host logs are sealed wrongly.
+- The bugs of outputs violate R2. The coordinator releases the wrong outputs, or releases outputs at the wrong time, or
+  hosts drop the wrong outputs.
 """
 
 import heapq
@@ -141,7 +142,7 @@ CLIENT_MUTANTS: dict[str, Mutant] = {
 
 
 def acknowledged_early() -> list[Patch]:
-    """Acknowledge inputs when their batch is written, not when it is durable."""
+    """Acknowledge inputs when their batch is written, not when the batch is durable."""
     original = OwnLog.append
 
     def append(self: OwnLog) -> None:
@@ -159,7 +160,7 @@ def not_sealed() -> list[Patch]:
     """Read the logs of earlier plans without sealing them, so that their hosts may continue to write."""
 
     def read_unsealed(store: Store, command: host_events.LoadAgents, agents: Any) -> Any:
-        return epoch_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
+        return epoch_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # intended
 
     return [(driver, "read_logs", read_unsealed)]
 
@@ -189,7 +190,7 @@ def present_sealed() -> list[Patch]:
 
 
 def seals_deleted() -> list[Patch]:
-    """Delete the seals of earlier plans' logs when their garbage is deleted."""
+    """Delete the seals of earlier plans' logs when the garbage of these plans is deleted."""
     sweep = store_keeper.LogSweeper.sweep
 
     def with_seals(self: store_keeper.LogSweeper, command: Any) -> None:
@@ -233,7 +234,7 @@ def input_number_not_saved() -> list[Patch]:
 
 
 def keys_not_saved() -> list[Patch]:
-    """Save checkpoints with the number of consumed inputs, but without their keys."""
+    """Save checkpoints with the number of consumed inputs, but without the inputs' keys."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return SavedInputs(self.consumed)
@@ -242,7 +243,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def newest_key_forgotten() -> list[Patch]:
-    """Discard the newest keys instead of the oldest."""
+    """Discard the newest keys instead of the oldest keys."""
 
     def forget(self: AgentInputs) -> None:
         while len(self.keys) > 3:
@@ -409,7 +410,9 @@ def lost_with_its_agent() -> list[Patch]:
 
 
 def output_number_not_saved() -> list[Patch]:
-    """After a recovery, continue the numbering of outputs from the pending outputs; if there are none, start from the beginning."""
+    """After a recovery, continue the numbering of outputs from the pending outputs. If there are no pending outputs,
+    start the numbering from the beginning.
+    """
     original = AgentOutputs.__init__
 
     def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:
@@ -430,7 +433,7 @@ def forgotten_by_a_new_leader() -> list[Patch]:
 
 
 def not_taken_back() -> list[Patch]:
-    """Continue releases after the newest epoch, even if the fleet was rolled back behind it."""
+    """Continue releases after the newest epoch, even if the fleet was rolled back to an older epoch."""
 
     def newest_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...]:
         newest = max([x for x, record in image.epochs.items() if x < epoch and record.root], default=0)

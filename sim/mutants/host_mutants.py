@@ -1,4 +1,4 @@
-"""Seeded bugs of hosts, the epoch-stamped protocol, links and the store."""
+"""Seeded bugs in hosts, the epoch-stamped protocol, links and the store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +30,13 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 LATE_NS = 30_000_000
-"""Delay of markers in nanoseconds, at least as long as the delivery of a message."""
+"""Delay of markers in nanoseconds. It is at least as long as the delivery of a message."""
 
 
 def deliver_before_record() -> list[Patch]:
-    """Let an agent that owes a record handle one more entry first. Numbers in markers are not compared with received messages."""
+    """Let an agent that has to record its state handle one more entry first. Numbers in markers are not compared with
+    received messages.
+    """
     original = CoordinatedMode.before_turn
 
     def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
@@ -54,7 +56,7 @@ def _without_balance() -> list[Patch]:
 
 
 def marker_late() -> list[Patch]:
-    """Delay markers. Stamps and the numbers in markers, which would hide or detect the delay, are disabled."""
+    """Delay markers. Stamps would hide the delay and the numbers in markers would detect it, so both are disabled."""
     shown, check, handle = CoordinatedMode._show, CoordinatedMode._check, HostCore.handle
 
     def check_epochs(self: CoordinatedMode) -> None:
@@ -70,7 +72,7 @@ def marker_late() -> list[Patch]:
     def handle_and_check(self: HostCore, now_ns: int, event: Any) -> Any:
         commands = handle(self, now_ns, event)
         if isinstance(self.mode, CoordinatedMode) and self.mode.epochs:
-            self.mode._check()  # may add commands
+            self.mode._check()  # the check may add commands
         return commands
 
     def show(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
@@ -95,7 +97,9 @@ def channel_state_dropped() -> list[Patch]:
 
 
 def channel_state_past_marker() -> list[Patch]:
-    """Keep messages that arrive after a marker in the channel state. Stamps, which also identify them, and the record are not checked."""
+    """Keep messages that arrive after a marker in the channel state. Stamps, which also identify such messages, are not
+    checked, and neither is the record.
+    """
     original = CoordinatedMode.arrived
 
     def arrived(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -149,7 +153,9 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    """Drop in-transit messages, but count them as received; otherwise the channel's next message would have a wrong number."""
+    """Drop in-transit messages, but count them as received. Otherwise the channel's next message would have a wrong
+    number.
+    """
 
     def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         received = dict(checkpoint.received)
@@ -215,7 +221,9 @@ def failed_agent_goes_on() -> list[Patch]:
 
 
 def no_dedupe() -> list[Patch]:
-    """Disable deduplication at both ends. The sender ignores the received count in the Hello frame, and the receiver skips nothing."""
+    """Disable deduplication at both ends. The sender ignores the received count in the Hello frame, and the receiver
+    does not skip duplicates.
+    """
     take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
 
     def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:

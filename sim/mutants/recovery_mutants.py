@@ -1,9 +1,9 @@
-"""Seeded bugs of recoveries and of dead letters.
+"""Seeded bugs in recoveries and dead letters.
 
-- The coordinator: bugs in recovery lines, plans and epochs.
-- Restores and rollbacks: bugs in discarding epochs and dropping inputs.
-- Autonomous protocols: bugs in their rules for forced checkpoints, and in their logs.
-- Dead letters: bugs in dead letters and operator commands.
+- The bugs of the coordinator are in recovery lines, plans and epochs.
+- The bugs of restores and rollbacks are in the code that discards epochs and drops inputs.
+- The bugs of autonomous protocols are in their rules for forced checkpoints, and in their logs.
+- The bugs of dead letters are in dead letters and operator commands.
 """
 
 import msgspec
@@ -53,7 +53,7 @@ def line_too_new() -> list[Patch]:
 
 def line_too_old() -> list[Patch]:
     """Return an outdated line that is not recomputed."""
-    original = Ledger.line.fget  # type: ignore[attr-defined]  # a property
+    original = Ledger.line.fget  # type: ignore[attr-defined]  # `Ledger.line` is a property
     assert original is not None
 
     def line(self: Ledger) -> dict[str, int]:

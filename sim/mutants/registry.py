@@ -1,9 +1,9 @@
 """Definition of seeded bugs (mutants), and parts that their scenarios have in common.
 
-A mutant replaces functions of the product. The product checks itself: the coordinator rejects an epoch whose channels do not
-balance and a line whose messages are incomplete, and a host rejects a channel that does not continue where it stopped. A mutant
-may also disable such checks, with `is_unchecked` or with patches of its own, which its text names. The purpose is to show that
-the *world's* oracles find the bug with their own ground truth.
+A mutant replaces functions of the product. The product also checks itself. The coordinator rejects an epoch whose
+channels do not balance and a line whose messages are incomplete. A host rejects a channel that does not continue at the
+message at which it stopped. A mutant may disable such checks, with `is_unchecked` or with further patches, which the
+mutant's text mentions. This shows that the *world's* oracles find the bug with their own ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ SWEPT_OFTEN_MS = 20
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
-    """One seeded bug.
+    """A seeded bug, with the scenario and the seed with which its oracle finds it.
 
     Attributes:
         text: description of the bug.
@@ -113,7 +113,8 @@ def check_replaceable() -> None:
     """Check that functions can be replaced at run time.
 
     Raises:
-        UsageError: the cores are compiled, and compiled code does not look up its functions and methods.
+        UsageError: If the cores are compiled, because compiled code does not look up its functions and methods at run
+            time.
     """
     if is_compiled():
         raise UsageError(

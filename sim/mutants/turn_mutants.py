@@ -1,4 +1,6 @@
-"""Seeded bugs of durable turns and effects (R3, G12): when effects are called, with which key, what is saved, and how they are undone."""
+"""Seeded bugs in durable turns and effects (R3, G12). Effects are called at the wrong time or with the wrong key, are
+saved incompletely, or are undone wrongly.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +64,7 @@ def journal_without_its_beginning() -> list[Patch]:
 
 
 def adopted_without_arguments() -> list[Patch]:
-    """Reuse a logged step's outcome without comparing the step's arguments or the seed of its turn."""
+    """Reuse a logged step's outcome without comparing the step's arguments or the turn's seed."""
     original = LoggedSteps.__init__
 
     def every(self: LoggedSteps, seed: bytes, logged: Any) -> None:
@@ -123,7 +125,7 @@ def sends_lost_before_adopted_steps() -> list[Patch]:
 
 
 def segments_repeated() -> list[Patch]:
-    """Send messages again that a durable turn had already sent."""
+    """Repeat the messages that a durable turn has already sent."""
 
     async def wait(
         self: Context, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: Any = None
@@ -295,7 +297,7 @@ def before_its_release() -> list[Patch]:
 
 
 def key_per_incarnation() -> list[Patch]:
-    """Use different keys for each incarnation of an agent."""
+    """Use different keys in each incarnation of an agent."""
     original = Effects._call_if_released
 
     def call(self: Effects, agent: LocalAgent, *rest: Any) -> None:
@@ -329,7 +331,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def key_adopted_without_arguments() -> list[Patch]:
-    """Return the outcome of a key to any request with that key, regardless of the request's arguments."""
+    """Return the recorded outcome of a key to any request with this key, regardless of the request's arguments."""
     original = AgentEffects.settled
 
     def settled(self: AgentEffects, intent: Any, digest: bytes, name: str) -> tuple[str, bytes] | None:
@@ -366,7 +368,7 @@ def same_key_after_undoing() -> list[Patch]:
 
 
 def failed_turn_oldest_first() -> list[Patch]:
-    """Undo the effects of a failed turn oldest first."""
+    """Undo the effects of a failed turn in the order in which they were done, oldest first."""
     original = AgentEffects.turn_ended
 
     def ended(self: AgentEffects, dead_letter: int = 0) -> Any:
@@ -386,7 +388,7 @@ def _all_forgotten(self: AgentEffects, dead_letter: int = 0) -> Any:
 
 
 def saga_oldest_first() -> list[Patch]:
-    """Undo the effects of a saga oldest first."""
+    """Undo the effects of a saga in the order in which they were done, oldest first."""
     original = Saga._undo_all
 
     async def undo_all(self: Saga, error: BaseException) -> None:
@@ -402,7 +404,7 @@ def saga_not_undone() -> list[Patch]:
 
 
 def undone_without_the_failed() -> list[Patch]:
-    """Treat an effect that has raised an exception as not done, and do not undo it."""
+    """Treat an effect that has raised an exception as not done, and do not undo the effect."""
     original = AgentEffects.end
 
     def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:

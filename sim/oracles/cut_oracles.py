@@ -1,8 +1,10 @@
 """Oracles that compare a complete epoch with the ground truth: orphans (G1), channel states (G2), images (G3, G11), `stop_when` (G3).
 
-Theory of operation ------------------- An epoch names one checkpoint for each of its agents. The ground truth records
-after how many turns each image was taken. So for each channel, it can determine which messages had been sent and which
-had been consumed inside the cut. The oracles compare:
+Theory of operation
+-------------------
+An epoch names one checkpoint for each of its agents. The ground truth records after how many turns each image was
+taken. So for each channel, it can determine which messages had been sent and which had been consumed inside the cut.
+The oracles compare:
 
     orphan          consumed inside, but not sent inside, or still in the sender's outbox, so that a restart would
     resend the message channel state   sent inside and not consumed inside, in order = stored in-transit messages, then

@@ -1,8 +1,10 @@
 """Ground truth of a simulated run. It records for every message who sent it, who received it, and in which turns it was
 sent and consumed.
 
-Theory of operation ------------------- The ground truth records the inputs and outputs of turns, and never uses the
-product's numbers, stamps, markers or vectors. So it shares no assumptions with the protocols that it is used to check.
+Theory of operation
+-------------------
+The ground truth records the inputs and outputs of turns, and never uses the product's numbers, stamps, markers or
+vectors. So it shares no assumptions with the protocols that it is used to check.
 
 *Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan begins with the
 checkpoint's history, up to the turn of the image, and continues in the plan's own branch. A host that does not know the

@@ -1,12 +1,13 @@
 """The judge, which is the only interface through which the simulated world reports events to the ground truth and the
 oracles.
 
-Theory of operation ------------------- The world calls a method for each event and command of the production cores, in
-order. The judge updates the ground truth (`sim/oracles/ground_truth.py`), and runs each oracle when one of these things
-happens:
+Theory of operation
+-------------------
+The world calls a method for each event and command of the production cores, in order. The judge updates the ground
+truth (`sim/oracles/ground_truth.py`), and runs each oracle when one of these things happens:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
-    a step is run           steps G3                                              turn_oracles.py
+    a step is run           steps G3                                              ground_truth.py
     a durable turn ends     replay G3                                             replay_oracles.py
     a creation is refused   refused G3                                            here
     an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cut_oracles.py
@@ -418,8 +419,9 @@ class Judge:
                 self._lines.on_durable(plan, captured)
 
     def on_checkpoints_known(self, plan: int, agent: str, number: int) -> None:
-        """Record that the coordinator has acknowledged this checkpoint. Optional: without this call, recovery lines are judged less
-        strictly."""
+        """Record that the coordinator has acknowledged this checkpoint. If the world never calls this method, recovery
+        lines are checked less strictly.
+        """
         self._lines.on_known(plan, agent, number)
 
     def note_damage(self, plan: int) -> None:

@@ -1,11 +1,13 @@
 """Oracles for recovery lines. They check that a line is maximal and includes survivors (G5), and that no data that a
 later line needs is deleted (G7).
 
-Theory of operation ------------------- An epoch of an autonomous protocol is a recovery line over checkpoints that
-agents took independently. The *maximal consistent line* of a set of checkpoints is unique: if two cuts are consistent,
-so is the cut with the later checkpoint of each agent. Two independent searches over all durable checkpoints must find
-the same line. The first search starts with the latest checkpoints, and lowers each agent that has consumed an unsent
-message. The second search, which is for small fleets, tries every combination.
+Theory of operation
+-------------------
+An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal
+consistent line* of a set of checkpoints is unique: if two cuts are consistent, so is the cut with the later checkpoint
+of each agent. Two independent searches over all durable checkpoints must find the same line. The first search starts
+with the latest checkpoints, and lowers each agent that has consumed an unsent message. The second search, which is for
+small fleets, tries every combination.
 
 *Exactness.* The coordinator computes the line when it proposes BeginEpoch, from the checkpoints that it knows at this
 time. The world does not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints

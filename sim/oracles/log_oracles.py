@@ -1,9 +1,11 @@
 """Oracles for the coordinator's log. They check the history of epochs and plans (G4), and linearizability as the log's
 callers observe it (G8).
 
-Theory of operation ------------------- *Outcomes* (G4). The oracle computes its own table of epochs, using only the
-committed entries. Every request counts once: the oracle detects duplicates by client, sequence number and payload,
-whatever the product replies. These rules must hold:
+Theory of operation
+-------------------
+*Outcomes* (G4). The oracle computes its own table of epochs, using only the committed entries. Every request counts
+once: the oracle detects duplicates by client, sequence number and payload, whatever the product replies. These rules
+must hold:
 
 - An epoch begins once, with the next number, and ends once, as complete or aborted.
 - The number of the newest complete epoch never decreases, unless the epoch is condemned as damaged or the fleet is

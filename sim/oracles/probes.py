@@ -1,16 +1,17 @@
-"""Probes: named situations that a run, or a sweep of runs, has covered.
+"""Probes, which count how often a run or a sweep of runs has covered named situations.
 
 An oracle without findings proves little if the situation that it checks never occurred. So the world and its oracles hit a probe when a
 situation occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. The verb of a probe states the
 meaning of its hits:
 
-    sometimes              some run of a sweep should hit it; otherwise the sweep warns
+    sometimes              at least one run of a sweep should hit the probe; otherwise the sweep warns
     reachable              as `sometimes`, but for a place in the code rather than a situation
     always                 the condition must hold on each check
-    always_or_unreachable  as `always`, but the check may never happen
-    unreachable            must never be hit
+    always_or_unreachable  as `always`, but no check needs to happen
+    unreachable            the probe must never be hit
 
-These verbs are common in deterministic simulators. Probes judge nothing by themselves: `failures` returns the probes whose rule was broken.
+These verbs are common in deterministic simulators. Probes report no violations by themselves. `failures` returns the
+probes whose rule was broken.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ Verb = Literal["sometimes", "reachable", "always", "always_or_unreachable", "unr
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One entry of the catalogue of probes."""
+    """An entry in the catalogue of probes."""
 
     text: str
     verb: Verb = "sometimes"
@@ -147,8 +148,8 @@ class Probes:
     """Hits of one run, or of many runs after merging.
 
     Attributes:
-        hits: for each name the number of hits, or of checks whose condition was true.
-        misses: for each name the number of checks whose condition was false.
+        hits: for each name, the number of hits, or the number of checks whose condition was true.
+        misses: for each name, the number of checks whose condition was false.
     """
 
     def __init__(self, catalogue: Mapping[str, Probe] = CATALOGUE) -> None:
@@ -160,7 +161,7 @@ class Probes:
         """Count one or more occurrences of the probe's situation.
 
         Raises:
-            UsageError: the probe is not in the catalogue.
+            UsageError: If the probe is not in the catalogue.
         """
         if name not in self.hits and name not in self._catalogue:
             raise UsageError(f"there is no probe {name!r}: add it to CATALOGUE in sim/oracles/probes.py")
@@ -176,18 +177,18 @@ class Probes:
         self.hit(name)
 
     def unreachable(self, name: str) -> None:
-        """Record that a place in the code was reached that must not be reached."""
+        """Record that the run reached a place in the code that must not be reached."""
         self.hit(name)
 
     def always(self, condition: bool, name: str) -> None:
-        """Check that `condition` is true, which must be the case each time."""
+        """Check that `condition` is true. It must be true on every check."""
         self.hit(name)
         if not condition:
             self.hits[name] -= 1
             self.misses[name] = self.misses.get(name, 0) + 1
 
     def always_or_unreachable(self, condition: bool, name: str) -> None:
-        """Check a condition as `always` does, for a probe that may never be reached."""
+        """Check a condition like `always`, for a probe that a run need not reach."""
         self.always(condition, name)
 
     def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:

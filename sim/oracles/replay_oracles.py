@@ -2,35 +2,38 @@
 
 Theory of operation
 -------------------
-*Histories.* At the end of a run each agent has one surviving history: the turns before each line from which the agent was restored, and
-the turns after. The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, and the plan. A
-fresh object takes these turns in the same order, without failures, checkpoints and restores. The object must send the same messages and
-end in the state of the real agent, so that the fleet's state is one that a failure-free run reaches. Together with "exactly-once" (each
-consumed message was sent, once and in order) this is G3. States are compared as bytes. If the bytes differ, both states are decoded and
-encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that never left memory. Agents that
-failed with `on_error = "keep"` are not replayed after the failure, because such agents promise only an unchanged state.
+*Histories.* At the end of a run each agent has one surviving history. It consists of the turns that were not rolled
+back. The ground truth has the inputs of each turn, which are the message, the values that `ctx.random()` and
+`ctx.now()` returned, and the plan. A fresh object takes these turns in the same order, without failures, checkpoints
+and restores. The object must send the same messages and end in the same state as the real agent. Then a failure-free
+run can reach the fleet's state. G3 consists of this check and of "exactly-once", which checks that each consumed
+message was sent, and was consumed once and in order. States are compared as bytes. If the bytes differ, both states are
+decoded and encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that
+never left memory. Agents that failed with `on_error = "keep"` are not replayed after the failure, because such agents
+promise only an unchanged state.
 
-A user's fleet is replayed twice: once with its module variables as the run left them, and once with their values in a new process. A
-variable that survives a recovery causes a difference in at least one of the two replays.
+A user's fleet is replayed twice. The first replay uses the values that the run has left in module variables, and the
+second replay uses the variables' values in a new process. If a variable keeps its value during a recovery and a handler
+depends on it, at least one of the two replays shows a difference.
 
-*Durable turns.* Agents with durable turns are not replayed as histories; instead, each of these turns is replayed as it ends. A handler
-replayed from its journal must make the same requests in the same order, and leave the same state. A recovery replays the handler from the
-turn's first state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays every
-durable turn of a user's fleet that has ended after a wait. The oracle restores a fresh object as a recovery would, uses the turn's journal
-entries, and discards all effects. A handler that makes another request diverges from its journal, either in this replay or in a recovery
-(`DivergenceError`). Both are the same violation, and the report names agent, handler and line. A turn is not replayed if it never waited,
-failed, is a compensation, or has a state that cannot be restored.
+*Durable turns.* For agents with durable turns, histories are not replayed. Instead, each durable turn is replayed when
+it ends. A handler that is replayed from its journal must make the same requests in the same order, and leave the same
+state. A recovery replays the handler from the turn's first state, and answers its requests from the journal. Crashes in
+the middle of a turn are rare, so the oracle replays every durable turn of a user's fleet that has ended after a wait.
+The oracle restores a fresh object as a recovery would, uses the turn's journal entries, and discards all effects. If a
+handler makes a different request, it diverges from its journal, either in this replay or in a recovery
+(`DivergenceError`). Both cases are the same violation, and the report names the agent, the handler and the line. A turn
+is not replayed if it never waited, failed, is a compensation, or has a state that cannot be restored.
 
-`divergence_reasons.py` searches for the reason for which a user's fleet diverges.
+`DivergenceReasons` searches for the reason for which a user's fleet diverges.
 
-Reasons of divergence
----------------------
-The oracles detect that a replayed turn diverges. The search looks only for the reason: state outside checkpoints that
-its handler uses. So the
-violation names a line. The search follows a handler's bytecode through functions and classes of the agents' own modules. It records the
-global variables and class attributes that the handler uses, and the handler's calls of clocks and random generators. Values are recorded
-before the first turn of an agent class in a run. The reason is a variable whose value has changed by the end of the run, or else one of the
-calls.
+Reasons for divergences
+-----------------------
+The oracles detect that a replayed turn diverges. The search looks only for the reason, which is state outside
+checkpoints that the turn's handler uses. So the violation can name a line. The search follows a handler's bytecode
+through functions and classes of the agents' own modules. It records the global variables and class attributes that the
+handler uses, and the handler's calls of clocks and random generators. Values are recorded before the first turn of an
+agent class in a run. The reason is a variable whose value has changed by the end of the run, or else one of the calls.
 
 The next run in this process starts with the earlier values of those variables, as in a new process, unless other code has changed them.
 
@@ -63,7 +66,7 @@ from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 LEFT = "__snapline_left__"
-"""Name of the attribute in a user's module under which changed values are kept."""
+"""Name of the attribute that stores changed values in a user's module."""
 
 OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
 """Modules with functions that return a different value on each call."""
@@ -71,7 +74,7 @@ OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
 INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
 
 FUNCTIONS_MAX = 1_000
-"""Maximum number of functions searched per handler; further functions are not checked."""
+"""Maximum number of functions that are searched for each handler. Further functions are not checked."""
 
 COPIED_BYTES_MAX = 2**20
 """Maximum size in bytes of a variable's value that is copied. Larger values, such as data loaded by a module, are compared by size and not
@@ -83,10 +86,10 @@ ITEMS_MAX = 10_000
 _CONTAINERS = (list, bytearray, dict, set)
 
 REASONS_MAX = 2
-"""Maximum number of reasons in one report; further reasons usually have the same cause."""
+"""Maximum number of reasons in one report. Further reasons usually have the same cause."""
 
 _Key = tuple[str, str]
-"""Module, or module and class, and the name of the variable there."""
+"""The module of a variable, or its module and class, and the variable's name."""
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Variable:
-    """A global variable in `names`, or a class attribute of `of_class`."""
+    """A global variable in `names`, or an attribute of the class `of_class`."""
 
     def __init__(self, name: str, names: dict[str, Any], of_class: type | None = None) -> None:
         self._name = name
@@ -122,16 +125,17 @@ class Variable:
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """Return the values that earlier runs in this process have left in variables, and the values before those runs. The module stores
-        both."""
+        """Return the values that earlier runs in this process have left in variables, and the values before those runs.
+        The user's module stores both kinds of values.
+        """
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
         return values
 
 
-def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
-    """Fill a container with the contents of another one; return False if the values are not containers."""
+def _filled(value: Any, other: Any) -> bool:  # the values may have any types
+    """Fill a container with the contents of another container. Return False if the values are not containers."""
     match value, other:
         case (list(), list()) | (bytearray(), bytearray()):
             value[:] = other
@@ -153,7 +157,9 @@ class DivergenceReasons:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Record what an agent class uses, before its first turn. Later calls for the same class have no effect."""
+        """Record which variables an agent class uses, before the class runs its first turn. Later calls for the same
+        class have no effect.
+        """
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -258,7 +264,7 @@ class _Search:
         uses: list[Use] = []
         waiting, seen = [function], dict[CodeType, None]()
         while waiting and len(seen) < FUNCTIONS_MAX:
-            unwrapped = inspect.unwrap(waiting.pop(0))  # type: ignore[arg-type]  # whatever it is
+            unwrapped = inspect.unwrap(waiting.pop(0))  # type: ignore[arg-type]  # the object may have any type
             if not isinstance(unwrapped, FunctionType) or unwrapped.__code__ in seen:
                 continue
             seen[unwrapped.__code__] = None
@@ -347,7 +353,9 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Return whether the value may change: it is no module, function or class, and no object of certain libraries."""
+    """Return whether the value may change. A module, a function, a class, and an object of certain libraries cannot
+    change.
+    """
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
@@ -358,7 +366,9 @@ def _is_large(value: object) -> bool:
 
 
 def _image(value: Any) -> bytes:
-    """Return the bytes by which a value is compared: its contents if they can be encoded, else its type."""
+    """Return the bytes by which a value is compared. They encode the value's contents or, if the contents cannot be
+    encoded, the value's type.
+    """
     if _is_large(value):
         return f"{len(value)} items".encode()
     try:
@@ -380,7 +390,8 @@ class ReplayOracle:
 
     Attributes:
         durable: oracle of single durable turns.
-        is_own: whether the fleet is a user's; then its module variables are checked, and durable turns are replayed.
+        is_own: whether the fleet is a user's fleet. If so, its module variables are checked, and its durable turns are
+            replayed.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
@@ -406,7 +417,9 @@ class ReplayOracle:
         self._suspects.finish()
 
     def check(self, history: AgentHistory, state: bytes | None) -> str:
-        """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE`, or the difference and its reason."""
+        """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
+        difference and its reason.
+        """
         first = self._first.get(history.agent)
         different = replay(self._fleet, history, state, first)
         if not different and self.is_own:
@@ -461,9 +474,11 @@ class _Draws(TurnEnvironment):
 
 
 def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
-    """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE`, or the difference. If `state` is None, only sends are compared.
+    """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
+    difference. If `state` is None, only sends are compared.
 
-    `first` is the initial state; None means the state with which the fleet creates the agent now.
+    `first` is the agent's initial state. If it is None, the replay begins with the state with which the fleet creates
+    the agent now.
     """
     try:
         return _run(fleet, history, state, first)
@@ -496,7 +511,7 @@ def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes 
 
 
 def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
-    """Return the agent made by a creation, even if the creation is dead-lettered; None if there is none."""
+    """Return the agent that a creation made, even if the creation is dead-lettered. Return None if no agent was made."""
     if turn.payload[:1] != CREATE:
         return None
     kind, image = read_creation(turn.payload)
@@ -507,7 +522,7 @@ def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
 
 
 def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
-    """Replay one turn, and return a description of how it differs from the recorded turn."""
+    """Replay one turn, and return a description of how the replay differs from the recorded turn."""
     try:
         coroutine = _call(agent, turn, ctx)
         if coroutine is not None:
@@ -528,7 +543,7 @@ def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
     return f"sends {len(sends)} messages, not the {len(turn.sends)} that it sent{first}"
 
 
-def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handler returns: a coroutine, or None
+def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # a user's handler returns a coroutine or None
     if turn.what in ("start", "create"):
         return agent.on_start(ctx)
     call, payload = read_call(turn.payload)
@@ -555,15 +570,15 @@ def _plain(known: AgentType, state: bytes) -> bytes:
     try:
         return encode_body(known.state_decoder.decode(state))
     except Exception:
-        return state  # the state does not decode: compare the bytes
+        return state  # the state cannot be decoded, so the bytes are compared
 
 
 _ADVICE = ": a durable handler must"
-"""Start of the advice in the product's error message; the oracle replaces that advice with its own."""
+"""Start of the advice in the product's error message. The oracle replaces this advice with its own advice."""
 
 
 class _Clock(TurnEnvironment):
-    """Clock that returns the times that the last segment of the turn read."""
+    """Clock that returns the times that the turn's last segment has read."""
 
     def __init__(self, draws: Sequence[object]) -> None:
         self._left = [draw for draw in draws if isinstance(draw, int)]
@@ -588,8 +603,9 @@ class DurableRun(msgspec.Struct):
 
 
 class DurableOracle:
-    """Durable-turn oracle of one run of the world. If `is_again` is unset, turns are not replayed; only divergences in recoveries are
-    reported."""
+    """Durable-turn oracle of one run of the world. If `is_again` is unset, turns are not replayed, and only divergences
+    in recoveries are reported.
+    """
 
     def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
         self._report = report
@@ -661,7 +677,9 @@ def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
 
 
 def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
-    """Return how the replayed turn differs from the original; "" if it does not, or if it cannot be replayed."""
+    """Return how the replayed turn differs from the original turn. Return "" if the turns do not differ, or if the turn
+    cannot be replayed.
+    """
     handler, clock = _handler_of(known, run.payload), _Clock(draws)
     if handler is None or not handler.is_durable:
         return ""
@@ -673,7 +691,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
     try:
         replayed = restore_agent(known.agent_class, run.state)
         decoded = handler.decoder.decode(split_message(message)[1])
-    except Exception:  # the state cannot be restored: the capture checks report that
+    except Exception:  # the capture checks report a state that cannot be restored
         return ""
     difference = _asks(handler.function(replayed, decoded, ctx), journal)
     if difference or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
@@ -685,7 +703,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
 
 
 def _asks(coroutine: Any, journal: TurnJournal) -> str:
-    """Run the handler to its end from the journal. Return how the handler diverges, or "" if it does not."""
+    """Run the handler to its end from the journal. Return how the handler diverges, or "" if it does not diverge."""
     try:
         request = coroutine.send(None)
     except StopIteration:
@@ -717,6 +735,6 @@ def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
         return False
     try:
         decoded = [encode_ordered(known.state_decoder.decode(image)) for image in images]
-    except Exception:  # the state does not decode: the capture checks report that
+    except Exception:  # the capture checks report a state that cannot be decoded
         return False
     return decoded[0] != decoded[1]

@@ -1,25 +1,28 @@
-"""Useless checkpoints and untracked dependencies (G6), from the checkpoints and messages of one branch.
+"""Find useless checkpoints and untracked dependencies (G6) in the checkpoints and messages of one branch.
 
 Theory of operation
 -------------------
-Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …; c(i,0) is the agent's initial
-state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next one, and from the interval in which
-a message left to the interval in which it was consumed. An edge means that undoing the first interval requires undoing the
-second. A Z-path is a path over at least one message.
+Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …. The checkpoint c(i,0) is
+the agent's initial state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next interval.
+For each message it has an edge from the interval in which the message left to the interval in which the message was
+consumed. An edge means that undoing the first interval requires undoing the second. A Z-path is a path that contains
+the edge of at least one message.
 
-*Useless.* c(i,x) is on a Z-cycle, hence in no consistent cut (Netzer and Xu 1995), iff undoing I(i,x) undoes I(i,x−1). Since the
-edge I(i,x−1) → I(i,x) always exists, this holds iff both intervals lie in one strongly connected component. Tarjan's algorithm
-finds the components in one pass. BCS, HMNR and the RDT family promise that no checkpoint is useless; uncoordinated agents
-promise nothing.
+*Useless.* A checkpoint on a Z-cycle is in no consistent cut (Netzer and Xu 1995). The checkpoint c(i,x) is on a Z-cycle
+if and only if undoing I(i,x) undoes I(i,x−1). Since the edge I(i,x−1) → I(i,x) always exists, this holds if and only if
+both intervals are in the same strongly connected component. Tarjan's algorithm finds the components in one pass. BCS,
+HMNR and the RDT family promise that no checkpoint is useless. Uncoordinated agents promise nothing.
 
-*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must
-be the value of a dependency vector at the end of I(j,y); the vector is piggybacked on messages and merged by receivers. Here the
-vector is computed from the order of turns in the ground truth. A message carries its sender's vector at its *departure*, perhaps
-several turns after the turn that sent the message. If the world does not report departures (`on_left`), tracking is not judged. A
-message may leave while another message is being tried or waits for a retry. Then the departing message carries the vector of that
-other message, which is already merged although its turn may end in a later interval.
+*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝
+I(j,y) must be the value for i in the dependency vector of agent j at the end of I(j,y). Agents send this vector with
+their messages, and receivers merge it into their own vector. This module computes the vectors from the order of turns
+in the ground truth. A message carries its sender's vector at its *departure*, perhaps several turns after the turn that
+sent the message. If the world does not report departures (`on_left`), tracking is not checked. A message may leave
+while another message is being tried or waits for a retry. Then the departing message carries the vector of that other
+message, which is already merged although its turn may end in a later interval.
 
-Intervals of messages are always exact: an image's outbox shows which messages had left before the image.
+The interval in which a message left is always known exactly, since an image's outbox shows which messages had left
+before the image.
 """
 
 from bisect import bisect_right
@@ -32,14 +35,14 @@ from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelTruth, CutPlace, Finding
 
 TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
-"""Protocols that promise RDT; BCS and HMNR only promise that no checkpoint is useless."""
+"""Protocols that promise RDT. BCS and HMNR only promise that no checkpoint is useless."""
 
 
 class Flow(msgspec.Struct, frozen=True):
     """A consumed message, with the intervals and turns in which it left and was consumed.
 
-    `departed_at` is the sender's turn that began or ended last before the departure (-1: unknown), `consumed_at` the receiver's consuming
-    turn.
+    `departed_at` is the last turn of the sender that began or ended before the departure, or -1 if this turn is
+    unknown. `consumed_at` is the receiver's turn that consumed the message.
     """
 
     sender: str
@@ -54,8 +57,8 @@ class Intervals(msgspec.Struct):
     """One branch, divided into intervals.
 
     Attributes:
-        checkpoints: images of each agent, without the initial one; image x − 1 begins interval x.
-        first: for each agent the node of its interval 0; the nodes of its other intervals follow.
+        checkpoints: images of each agent, without the initial image. Image x − 1 begins interval x.
+        first: for each agent, the node of its interval 0. The nodes of the agent's other intervals follow this node.
         flows: all consumed messages.
         nodes: number of intervals.
     """
@@ -66,7 +69,9 @@ class Intervals(msgspec.Struct):
     nodes: int
 
     def edges(self) -> list[list[int]]:
-        """Return for each node the nodes that must be undone together with it."""
+        """Return the edges of the rollback graph. The list for each node contains the nodes that must be undone
+        together with this node.
+        """
         successors: list[list[int]] = [[] for _ in range(self.nodes)]
         for agent, first in self.first.items():
             for node in range(first, first + len(self.checkpoints[agent])):
@@ -130,7 +135,9 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return the number of each node's strongly connected component (Tarjan 1972, without recursion)."""
+    """Return the number of each node's strongly connected component. The algorithm is from Tarjan 1972, here without
+    recursion.
+    """
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)
@@ -183,7 +190,7 @@ def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
 
 
 def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
-    """Return for each node and agent the greatest interval of the agent from which the node can be reached."""
+    """Return, for each node and agent, the greatest interval of this agent from which the node can be reached."""
     edges = intervals.edges()
     reach: list[dict[str, int]] = [{} for _ in edges]
     for agent, first in intervals.first.items():
@@ -232,7 +239,7 @@ class _Run:
             self.vector = {**self.vector, self.agent: len(self.ends)}
 
     def carried(self, flow: Flow) -> dict[str, int] | None:
-        """Return the vector that a message of this agent carries; None if the message has not left yet."""
+        """Return the vector that a message of this agent carries, or None if the message has not left yet."""
         if flow.departed_at >= len(self.after):
             return None
         return {
@@ -268,7 +275,7 @@ def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
 
 
 class UselessReport(msgspec.Struct):
-    """Result for a whole run: number of useless checkpoints, and violations."""
+    """Result for a whole run, with the number of useless checkpoints and the violations."""
 
     checkpoints: int
     useless: int
@@ -277,7 +284,7 @@ class UselessReport(msgspec.Struct):
 
 
 def check_branch(branch: Branch, protocol: str) -> UselessReport:
-    """Judge the surviving branch of a fleet whose agents take checkpoints independently."""
+    """Check the surviving branch of a fleet whose agents take checkpoints independently."""
     report = UselessReport(0, 0, False, [])
     if protocol != UNCOORDINATED and protocol not in CIC_PROTOCOLS:
         return report

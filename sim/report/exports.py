@@ -1,13 +1,17 @@
 """Exports a recording to other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
 
-ShiViz ------ A ShiViz host represents a snapline agent. If only a window of a long run is exported, clocks start at 1,
-and receives are not connected to sends before the window. A recovery is an event of every agent that it rolls back.
-Undone events remain in the exported log, because they did happen. `diagrams/event_history.py` computes the clocks.
+ShiViz
+------
+A ShiViz host represents a snapline agent. If only a window of a long run is exported, clocks start at 1, and receives
+are not connected to sends before the window. A recovery is an event of every agent that it rolls back. Undone events
+remain in the exported log, because they did happen. `diagrams/event_history.py` computes the clocks.
 
-Perfetto -------- A host is shown as a process, and an agent as a thread of its initial host's process. All actions of
-an agent at the same time form one slice (turns take no virtual time). Each pair of a send and a receive is a flow
-between two slices. The periods during which a host is up are slices of its first thread. Epochs are spans of the
-process "coordinator", because several epochs may be open at once.
+Perfetto
+--------
+A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the
+same time form one slice (turns take no virtual time). Each pair of a send and a receive is a flow between two slices.
+The periods during which a host is up are slices of its first thread. Epochs are spans of the process "coordinator",
+because several epochs may be open at once.
 """
 
 import json

@@ -17,8 +17,8 @@ other files.
 
 JSON documents begin with `apiVersion` and `kind`, like all JSON documents that snapline writes. The trace has the
 format that `snapline analyze` reads, compressed with gzip. Each line also contains the virtual time `t_ns`, which other
-readers ignore. The trace and the timeline together form a `Recording`. The same run always produces the same bytes: no
-file contains a wall-clock time, and the compressed trace contains neither a file name nor a date.
+readers ignore. The trace and the timeline together form a `Recording`. The same run always produces the same bytes,
+because no file contains a wall-clock time, and the compressed trace contains neither a file name nor a date.
 
 *Report.* The HTML page shows the verdict, the evidence, the timeline, the space-time diagram, metrics, probes, and
 commands that repeat the run. Its content security policy forbids network access and scripts. The page follows the

@@ -1,9 +1,11 @@
 """Shrinks a failing run to a smaller run in which the same oracle reports a violation.
 
-Theory of operation ------------------- Three things define a failing run: its scenario, its seed, and its choices that
-are not benign. Each *step* tries simpler candidates, and keeps a candidate if its run still fails with the same oracle.
-A candidate that passes, or fails in a different way, is dropped. So the shrinker needs no knowledge of the bug, and
-every state that it keeps has been observed to fail.
+Theory of operation
+-------------------
+Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries
+simpler candidates, and keeps a candidate if its run still fails with the same oracle. A candidate that passes, or fails
+in a different way, is dropped. So the shrinker needs no knowledge of the bug, and every state that it keeps has been
+observed to fail.
 
 1. Benign choices: make all choices benign, or all choices except those of one stream. If the bug no longer occurs, try
    the same with other message delays and checkpoint intervals. Most bugs survive this step, and then the later steps
@@ -679,8 +681,8 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try setting choices to 0: first all at once, then by stream, and then by delta debugging. Then try lowering
-        the remaining choices towards 1.
+        """Try setting choices to 0, first all choices at once, then by stream, and then by delta debugging. Then try
+        lowering the remaining choices towards 1.
         """
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):

@@ -1,12 +1,14 @@
 """Ledgers that every agent in a pattern keeps. With them, any cut can be checked using only its states and messages.
 
-Theory of operation ------------------- *Pairs.* For each receiver, an agent keeps the number of messages sent and a
-*chain*, which is a running checksum over these messages in order. For each sender, the agent keeps the same two values
-for the messages consumed. Each message carries its sequence number on its ordered pair of agents. A cut is consistent,
-with exact channel states (G1, G2), if two conditions hold for every ordered pair (s, r). First, the messages in transit
-are numbered from consumed + 1 to sent. Second, adding them to r's chain of consumed messages yields s's chain of sent
-messages. A message that was lost, duplicated, swapped, changed or invented violates one of these conditions. So does a
-state that belongs to a different turn.
+Theory of operation
+-------------------
+*Pairs.* For each receiver, an agent keeps the number of messages sent and a *chain*, which is a running checksum over
+these messages in order. For each sender, the agent keeps the same two values for the messages consumed. Each message
+carries its sequence number on its ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if
+two conditions hold for every ordered pair (s, r). First, the messages in transit are numbered from consumed + 1 to
+sent. Second, adding them to r's chain of consumed messages yields s's chain of sent messages. A message that was lost,
+duplicated, swapped, changed or invented violates one of these conditions. So does a state that belongs to a different
+turn.
 
 *Work.* Every send uses one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
 every consistent cut

@@ -19,7 +19,7 @@ Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 
 *Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. For
 example, agent i calls i + 1, which calls i + 2, which answers i + 1, which answers i. This takes `DEPTH` requests and
-the same number of replies. The work that a message carries encodes the progress of the call: it starts at 2 * depth,
+the same number of replies. The work that a message carries encodes the progress of the call. It starts at 2 * depth,
 and each hop uses one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call when a call has
 returned.
 """

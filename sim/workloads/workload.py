@@ -1,7 +1,9 @@
 """Workload of a simulated fleet: the fleet, its end condition, its invariants over cuts, and its CPU costs.
 
-Theory of operation ------------------- The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's
-fleet, the user provides inputs and invariants.
+Theory of operation
+-------------------
+The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's fleet, the user provides inputs and
+invariants.
 
 *Inputs* for a user's fleet are given as a list, as a function that generates them, or as a file with one input per
 line. An input is `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`, and a message may be

@@ -101,7 +101,8 @@ class SimTransport:
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
-        self._received: dict[str, int] = {}  # peer → number of the newest item received on the peer's link
+        # For each peer, the number of the newest item received on the peer's link.
+        self._received: dict[str, int] = {}
         self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:

@@ -121,7 +121,8 @@ class Clocks:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and the time from which they apply
+        # For each node, the skew, the drift, and the time from which they apply.
+        self._wrong: dict[str, tuple[int, int, int]] = {}
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
         """Skew a node's clock and make it drift at a constant rate, from now on."""

@@ -1,7 +1,7 @@
 """Model of the coordinator's replicated log in virtual time, with the interface that the coordinator uses.
 
 Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a
-simulated world. Its interface to the coordinator is small: it names the leader, and `propose` ends as committed,
+simulated world. Its interface to the coordinator is small. It names the leader, and `propose` ends as committed,
 rejected or unknown. This model provides the same interface to the replicas c1 … cn. It allows all behaviour that was
 observed in the real library within the fault budget. The interface has these rules:
 
@@ -23,8 +23,8 @@ Outcomes and changes of leader are reported only from calls scheduled with `at`,
 This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never change a
 state that they get from `state_of` or `canonical`; `validate` detects such changes.
 
-Leaders and commits follow a model of Raft. The model sends no messages: it copies whole logs, in virtual time. It is
-based on Ongaro and Ousterhout 2014; the section numbers refer to that paper:
+Leaders and commits follow a model of Raft. The model sends no messages. Instead it copies whole logs, in virtual time.
+It is based on Ongaro and Ousterhout 2014; the section numbers refer to that paper:
 
 1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list starts as a
    copy of the leader's log at its election, followed by a barrier (an empty slot). Every replica's durable log consists
@@ -497,8 +497,8 @@ class RaftModel:
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether no leader prevents the voter from voting: it has not recently heard from a leader, or reached
-        a majority as the leader.
+        """Return whether no leader prevents the voter from voting. This is true if the voter has not recently heard
+        from a leader, or reached a majority as the leader.
         """
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed

@@ -286,7 +286,7 @@ class SimulatedReplica:
     """A replica's process.
 
     Attributes:
-        leader: leader part of this replica; None while the replica does not lead.
+        leader: leader part of this replica, or None while the replica does not lead.
         known_leader: name of the leader that this replica knows, or "" if it knows none.
     """
 

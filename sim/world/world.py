@@ -308,9 +308,7 @@ class PendingWork:
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
     def is_idle(self) -> bool:
-        """Return whether no host has anything left to do: no turn to run, no message to handle, and no timer to wait
-        for.
-        """
+        """Return whether no host has a turn to run, a message to handle, or a timer to wait for."""
         plan = self._log.canonical.plan
         for run in self._hosts.alive():
             core = run.driver.core

@@ -1,16 +1,18 @@
 """Decide which commands carry out faults on real processes. This module is a core; `local_faults.py` carries out its commands.
 
-Theory of operation ------------------- `sim/faults` decides from the file and the seed which fault hits which process
-and when. This core turns faults into commands about processes. The simulated world and this core implement the same
-`Executor`, so a scenario's file has the same meaning in both of them. The caller passes the time. Some facts can only
-be observed in the real fleet, such as the leader, the hosts of agents, and the files that may be damaged. The core
-takes these facts from the last `FleetObserved`.
+Theory of operation
+-------------------
+`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into
+commands about processes. The simulated world and this core implement the same `Executor`, so a scenario's file has the
+same meaning in both of them. The caller passes the time. Some facts can only be observed in the real fleet, such as the
+leader, the hosts of agents, and the files that may be damaged. The core takes these facts from the last
+`FleetObserved`.
 
 Invariants:
 
 1. Each command contains the complete state of a path, disk or clock. So the command can be repeated, even after a
    restart.
-2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
+2. A process is frozen while at least one fault freezes it. This fault is a pause or a failpoint.
 3. A process that is down stays down until its fault ends. This also holds for a process that died at a failpoint.
 """
 
@@ -64,7 +66,7 @@ class SetSpeed(Command, frozen=True):
 
 class SetPath(Command, frozen=True):
     """Set the faults of the path from one node to another. The path is blocked, or it delays bytes by `least_ns` plus
-    up to `jitter_ns`, and loses the given number of 1000 packets.
+    up to `jitter_ns`. Of 1000 packets it loses `loss_per_mille`.
     """
 
     sender: str

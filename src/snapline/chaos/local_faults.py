@@ -5,11 +5,12 @@ DIR/chaos/journals/NODE   the node's unsynced changes (`preload.c`)
 DIR/chaos/points/         armed failpoints (`failpoints.py`)
 DIR/chaos/preload.so      compiled here if there is a compiler
 
-The network ----------- Each node has a gate, a TCP proxy whose address is the only one that others know. A gate
-forwards, delays or blocks bytes. The gate looks up the port of the connection's other end in the kernel's socket
-tables, and so finds the calling process. So the gate can apply different faults to the two directions between any two
-nodes. The gate needs neither root rights nor support in the product. Peers that are not nodes (tools, the launcher)
-have no faults.
+The network
+-----------
+Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks
+bytes. The gate looks up the port of the connection's other end in the kernel's socket tables, and so finds the calling
+process. So the gate can apply different faults to the two directions between any two nodes. The gate needs neither root
+rights nor support in the product. Peers that are not nodes (tools, the launcher) have no faults.
 
 Bytes on a blocked path wait until the path is open again, as they would with TCP's retransmissions. No byte is lost, so
 a partition never corrupts a stream. Only the keepalive can end the stream. A lost packet is also simulated as a delay.

@@ -7,10 +7,11 @@ If the code of agents uses `logging`, its log lines are in these logs too. A JSO
 `level`, `logger` and `message`. An error also has the field `traceback`. The other fields are ids, as listed below.
 Unknown ids are omitted. Threads other than the main thread log only the ids of the process.
 
-- `fleet`, and `host` or `replica`: the process.
-- `host_start`, `plan`, `epoch`: number of this start of the host, the plan that is applied, and the newest epoch known to have begun.
-- `agent`, `incarnation`: agent whose turn or step runs.
-- `request`, `call`: id and name of the call that is being served; streams have none.
+- `fleet`, and `host` or `replica`, identify the process.
+- `host_start`, `plan` and `epoch` are the number of this start of the host, the plan that is applied, and the newest
+  epoch known to have begun.
+- `agent` and `incarnation` identify the agent whose turn or step runs.
+- `request` and `call` are the id and the name of the call that is being served. Streams have neither of them.
 
 The last error of a process (`snapline: …`) and the text that a fleet's own code prints are not JSON.
 
