@@ -155,7 +155,7 @@ _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextV
 
 def enter_turn() -> None:
     """Mark the current task as one that runs a turn or a step."""
-    _turn.set(_present())
+    _turn.set(_running_task())
 
 
 _warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # Python has called it by this name since 3.8
@@ -188,11 +188,13 @@ def _on_freed(coroutine: Any) -> None:
     else:
         description = f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"
         freed.append(
-            FreedCoroutine(_present(), False, description) if turn is None else FreedCoroutine(turn, True, description)
+            FreedCoroutine(_running_task(), False, description)
+            if turn is None
+            else FreedCoroutine(turn, True, description)
         )
 
 
-def _present() -> "asyncio.Task[Any] | None":
+def _running_task() -> "asyncio.Task[Any] | None":
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -211,7 +213,7 @@ def take_freed() -> list[str]:
     """Return descriptions of the current turn's or step's freed coroutines. Warn about freed coroutines that belong to no running turn."""
     if not freed:
         return []
-    own, noted = (_turn.get(), _present(), None), list(freed)  # None: the coroutine ran within `no_task`
+    own, noted = (_turn.get(), _running_task(), None), list(freed)  # None: the coroutine ran within `no_task`
     freed.clear()
     for coroutine in noted:
         if coroutine.task in own:

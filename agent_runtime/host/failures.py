@@ -114,8 +114,8 @@ class HostRollbacks:
         self.refused.clear()
 
     def welcomed(self) -> None:
-        """Repeat all requests, since the coordinator may not have received them, or has a new leader. Refused requests are repeated too,
-        since `status` shows them."""
+        """Resend all requests, because the coordinator may not have received them or may have a new leader. Refused requests are resent
+        too, because `status` shows them."""
         self._shared.out.extend(self.wanted.values())
 
     def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:

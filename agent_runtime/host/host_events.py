@@ -711,7 +711,7 @@ class AnswerEffects(Command, frozen=True, gc=False):
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):
-    """A caller has requested the agents on this host with waiting messages or inputs. The core replies with one AnswerWaiting with the same
+    """A caller has asked which agents on this host have waiting messages or inputs. The core replies with one AnswerWaiting with the same
     request number."""
 
     request: int

@@ -419,7 +419,7 @@ class FleetImage(msgspec.Struct):
         places: placement rules. The first rule that names an agent applies to it.
         agents_defined: number of agents in the definition. The fleet is defined when all of them are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
-        forgotten_start: largest start of a forgotten host. The starts of new hosts are larger than this number (G9).
+        forgotten_start: largest start number of a forgotten host. A new host gets a larger start number (G9).
         gone: ids of agents that have left and are in no kept epoch. Ids in `gone` are never reused.
         epochs: open, complete, condemned and void epochs, ascending.
         begun: number of the latest epoch that has begun.

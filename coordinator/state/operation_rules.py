@@ -143,7 +143,7 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
 
 
 def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
-    """Remove the records of lost and departed hosts. The starts of new hosts are larger than those of the removed hosts (G9)."""
+    """Remove the records of lost and departed hosts. A new host gets a larger start number than any removed host had (G9)."""
     image = state.image
     needed = [host for host in kind.hosts if host in image.hosts and not state.may_forget(host)]
     if needed:

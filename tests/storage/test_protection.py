@@ -312,7 +312,7 @@ def test_a_first_writer_at_work_is_no_plain_store() -> None:
 def test_opening_and_reading_create_nothing() -> None:
     disk = make_disk()
     made = load(disk)
-    assert made.encrypts and not made.signs and not made.verifies
+    assert made.encrypts and not made.signs and not made.requires_signatures
     with pytest.raises(StoreError):
         made.open_pack("c" * 32, PACK)
     assert disk.calls == []
@@ -397,7 +397,7 @@ def test_who_has_the_public_key_verifies_and_cannot_sign() -> None:
     message = epoch_message(STORE, 7, "r" * 64)
     by_signer, by_other = (load(make_disk(), Keys(signing=key)).sign(message) for key in (SIGNER, other))
     reader = load(make_disk(), Keys(verifying=(SIGNER.verify_key(),)))
-    assert (reader.signs, reader.verifies, reader.encrypts) == (False, True, False)
+    assert (reader.signs, reader.requires_signatures, reader.encrypts) == (False, True, False)
     assert reader.verify(message, by_signer) and not reader.verify(message, by_other)
     both = load(make_disk(), Keys(verifying=(other.verify_key(), SIGNER.verify_key())))
     assert both.verify(message, by_signer) and both.verify(message, by_other)

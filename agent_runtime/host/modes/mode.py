@@ -133,7 +133,7 @@ class HostMode(Protocol):
         """Handle the outcome of an epoch."""
 
     def linked(self, peer: Peer) -> None:
-        """Handle a link that has opened, and whose two ends have agreed on its floor."""
+        """Handle a link that has opened. Its two ends have agreed on the newest epoch that does not involve the link (`floor`)."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         """Handle a marker item from a peer."""

@@ -300,13 +300,13 @@ def serve(
         post = LaunchAgent(runtime_folder(key), data_dir)
         partings: list[asyncio.Task[None]] = []
 
-        async def part() -> None:
+        async def shut_down() -> None:
             if await post.shut_down() and (on_time_limit is None or not await on_time_limit()):
                 post.end()
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, post.end)
-        loop.add_signal_handler(signal.SIGUSR1, lambda: partings.append(asyncio.create_task(part())))
+        loop.add_signal_handler(signal.SIGUSR1, lambda: partings.append(asyncio.create_task(shut_down())))
         await post.serve(idle_s)
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

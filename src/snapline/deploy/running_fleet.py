@@ -316,7 +316,7 @@ class LaunchedFleet:
         self.kill(name, is_kept_down=True)
 
     async def freeze(self, name: str) -> None:
-        """Freeze a process. Do nothing if it does not run."""
+        """Freeze a process. Do nothing if it is not running."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.freeze(handle)

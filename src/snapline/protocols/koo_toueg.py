@@ -503,7 +503,7 @@ class KooTouegRound:
         """Create an undecided round in which no agent has been asked.
 
         Args:
-            round: the committed number of the round.
+            round: number of the round, as committed in the coordinator's log.
             initiators: agents that need a checkpoint.
             gone: agents that have left the fleet after a last checkpoint.
 

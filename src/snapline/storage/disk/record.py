@@ -207,7 +207,7 @@ class Guard(Protocol):
         """Whether refs are signed."""
 
     @property
-    def verifies(self) -> bool:
+    def requires_signatures(self) -> bool:
         """Whether refs without a valid signature are rejected."""
 
     def digest(self, data: Buffer) -> bytes:
@@ -247,7 +247,7 @@ class Guard(Protocol):
 
 def authenticates(guard: Guard | None) -> bool:
     """Return whether the store accepts only data that the holder of a key has written."""
-    return guard is not None and (guard.verifies or guard.encrypts)
+    return guard is not None and (guard.requires_signatures or guard.encrypts)
 
 
 CIPHER_OVERHEAD_BYTES = 16

@@ -457,7 +457,7 @@ def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> F
 
 
 def _check_signature(record: ForkRecord, guard: Guard | None) -> None:
-    if guard is not None and guard.verifies and not guard.verify(_message(record), record.signature):
+    if guard is not None and guard.requires_signatures and not guard.verify(_message(record), record.signature):
         raise StoreError(f"{FORK} was not signed by the owner of the key: do not use this store")
 
 

@@ -666,7 +666,7 @@ class LogWriter:
         The check comes before the write because a batch that readers would reject must not be acknowledged.
         """
         guard = self._guard
-        if guard is None or not guard.verifies:
+        if guard is None or not guard.requires_signatures:
             return b""
         if self._certified is not None and self._certified[:2] == (log, given):
             return self._certified[2]

@@ -307,7 +307,7 @@ def encode_batch(
         cipher = guard.begin_pack(log.writer, nonce)
         body = replace(body, key=cipher.key_id, data=cipher.seal(0, body.context(), body.data))
     version = RECORD_VERSION
-    if guard is not None and guard.verifies:
+    if guard is not None and guard.requires_signatures:
         signed = SignedBatchBody(**asdict(body), signer=guard.log_key(), certificate=certificate)
         body, version = replace(signed, signature=guard.sign_batch(signed.message())), _SIGNED_VERSION
     data = seal(BATCH_KIND, canonical.encode(body), version=version)
@@ -377,7 +377,7 @@ def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, cer
 
 
 def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
-    if guard is None or not guard.verifies:
+    if guard is None or not guard.requires_signatures:
         return
     if not isinstance(body, SignedBatchBody):
         raise UnsignedBatchError(

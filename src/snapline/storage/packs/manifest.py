@@ -522,7 +522,7 @@ def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
 
 
 def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
-    if guard is None or not guard.verifies:
+    if guard is None or not guard.requires_signatures:
         return
     if isinstance(ref, RefBody):
         raise UnsignedRefError(

@@ -180,7 +180,7 @@ class Protection:
         return self._signer is not None
 
     @property
-    def verifies(self) -> bool:
+    def requires_signatures(self) -> bool:
         """Whether refs without a valid signature are rejected."""
         return bool(self._verifiers)
 
@@ -225,11 +225,11 @@ class Protection:
             UsageError: If refs are verified, but no private key is given.
             StoreError: If the digest key could not be written.
         """
-        return self.sign(message) if self.verifies else self._tag(message)
+        return self.sign(message) if self.requires_signatures else self._tag(message)
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether the holder of a key created this tag for this message."""
-        return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
+        return self.verify(message, tag) if self.requires_signatures else hmac.compare_digest(self._tag(message), tag)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ def make_guard(
     if keys is None:
         return None
     guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
-    return guard if guard.encrypts or guard.signs or guard.verifies else None
+    return guard if guard.encrypts or guard.signs or guard.requires_signatures else None
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:

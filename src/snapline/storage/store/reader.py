@@ -261,7 +261,7 @@ class StoreReader:
     @property
     def log_key(self) -> bytes:
         """Public key with which this process signs batches of host logs, or b"" where refs are not signed."""
-        return self._guard.log_key() if self._guard is not None and self._guard.verifies else b""
+        return self._guard.log_key() if self._guard is not None and self._guard.requires_signatures else b""
 
     @property
     def is_authenticated(self) -> bool:

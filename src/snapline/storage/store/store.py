@@ -159,7 +159,7 @@ class Store(StoreReader):
     def _check_signer(self) -> None:
         """Raise StoreKeyError if no given key has signed any of the newest refs. One bad ref is damage, but if all are bad, the key is
         wrong."""
-        if self.guard is None or not self.guard.verifies:
+        if self.guard is None or not self.guard.requires_signatures:
             return
         refused: UnsignedRefError | None = None
         for epoch in reversed(self.epochs()[-SIGNERS_MAX:]):
