@@ -48,6 +48,10 @@ RECONNECT_MAX_MS = 500
 """Shortest and longest backoff before reconnecting, in milliseconds. With these values, reconnecting takes 0.05–0.3 s instead of 0.75–1.84
 s. Callers must not retry calls that fail immediately at shorter intervals than this."""
 
+CONNECT_MS_MAX = 5_000
+"""Time in milliseconds within which a connection must be established: TCP, TLS and the peer's first frame. gRPC's default is 20 s. gRPC calls
+this limit `min_reconnect_backoff_ms`. A refused connection fails at once."""
+
 RECEIVE_BYTES_MAX = 2 * 1024 * 1024
 """Largest message in bytes that a server accepts. The limit is low because gRPC holds two copies of a message before the caller can be
 authenticated. Frames, Raft batches and parts of host reports are slightly larger than 1 MiB. Answers to clients may be larger."""
@@ -114,7 +118,7 @@ def client_options(server_name: str | None = None) -> _Options:
         *_common_options(),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
         ("grpc.use_local_subchannel_pool", 1),
     ]

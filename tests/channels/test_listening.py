@@ -1,8 +1,10 @@
-"""Addresses that cannot be listened on: what may pass is waited for, and is nobody's mistake."""
+"""Addresses that cannot be listened on, where what may pass is waited for; and connections to peers that are slow to answer."""
 
 import asyncio
+import contextlib
 import socket
 
+import grpc
 import pytest
 
 from snapline.channels import servers
@@ -10,6 +12,7 @@ from snapline.channels.servers import (
     AddressBusyError,
     AddressError,
     address_error,
+    client_options,
     listen_error,
     wait_until_free,
     wait_until_free_async,
@@ -60,3 +63,30 @@ def test_only_what_does_not_pass_is_a_wrong_address(address: str, kind: type[Exc
     with pytest.raises(kind, match=f"no: .*({reason}).*; choose another"):
         raise error
     assert issubclass(AddressBusyError, ExternalFailureError) and issubclass(AddressError, UsageError)
+
+
+# ---- far away -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_is_established_however_late_the_first_frame_comes() -> None:
+    """As over a long way, or from a busy host: each attempt once ended after half a second at most, so there never was a connection."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await asyncio.sleep(delay_s)
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(relay(reader, to_server, 0), relay(from_server, writer, 0.8))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
+        address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with grpc.aio.insecure_channel(address, options=client_options()) as channel, asyncio.timeout(8):
+            await channel.channel_ready()
+        await server.stop(None)

@@ -155,7 +155,7 @@ async def test_a_host_takes_a_few_looks_at_once_and_others_come_again(
     first = asyncio.create_task(client.state("a", live=True))
     await until(lambda: host.hold_views)
     with pytest.raises(UnknownOutcomeError, match="1 others look at agents of host h1"):
-        await client.state("b", live=True, timeout_s=0.3)
+        await client.state("b", live=True, timeout_s=2.0)
     host.hold_views.pop()()
     host.hold_views = None
     assert (await first).is_live and (await client.state("b", live=True)).is_live
