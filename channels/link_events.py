@@ -121,7 +121,7 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """This side's agent of a channel is permanently gone. If `by_receiver` is set, it was the receiver of a channel that the peer opened.
+    """The agent at this side of a channel is permanently gone. If `by_receiver` is set, it was the receiver of a channel that the peer opened.
     Otherwise it was the sender."""
 
     channel: int

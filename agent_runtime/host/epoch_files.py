@@ -345,7 +345,7 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """This host's durable part of an epoch: the report to the coordinator, all channel numbers, and the chunks that later epochs may
+    """Durable part of an epoch on this host: the report to the coordinator, all channel numbers, and the chunks that later epochs may
     reuse."""
 
     report: EpochReport

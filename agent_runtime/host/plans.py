@@ -178,7 +178,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """If the store is currently unreadable, retry for a minute. Otherwise, or after that, refuse the plan."""
+        """Retry for a minute if the store is currently unreadable. Otherwise, or after that, refuse the plan."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:

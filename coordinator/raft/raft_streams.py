@@ -187,7 +187,7 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """This replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
+    """Stream of this replica to one peer, with an outbox that the tick thread fills and the event loop empties.
 
     The tick thread counts the bytes that it pushes, and the event loop those that it takes. The difference is the size of the outbox.
     """

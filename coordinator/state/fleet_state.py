@@ -443,7 +443,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
-        """For agents that left before the oldest kept epoch, keep only their ids."""
+        """Keep only the ids of agents that left before the oldest kept epoch."""
         image = self.image
         complete = self.complete_epochs()
         if not complete:

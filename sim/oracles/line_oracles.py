@@ -104,7 +104,7 @@ the number consumed at each candidate of the receiver.
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
-    """For each channel, count the messages sent and the messages consumed up to each candidate checkpoint."""
+    """Count, for each channel, the messages sent and the messages consumed up to each candidate checkpoint."""
     return [
         (
             sender,

@@ -360,7 +360,7 @@ def _fault(fault: ExecutedFault) -> Iterator[str]:
 
 
 def _unstubbed_steps(result: Result) -> Iterator[str]:
-    """If steps without stubs were executed, yield a line that lists these steps."""
+    """Yield a line that lists the executed steps without stubs, if there are any."""
     if result.unstubbed_steps:
         names = ", ".join(result.unstubbed_steps)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)

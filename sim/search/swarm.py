@@ -673,7 +673,7 @@ def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> 
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """In a quarter of the runs, draw up to three directed pairs of nodes that are permanently much slower or faster
+    """Draw, in a quarter of the runs, up to three directed pairs of nodes that are permanently much slower or faster
     than all other pairs.
     """
     if not dice.one_in(4, "paths"):

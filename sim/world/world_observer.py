@@ -361,7 +361,7 @@ class StoreObserver:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """If a retention policy is set, report the epochs that are left in the store."""
+        """Report the epochs that are left in the store if a retention policy is set."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())

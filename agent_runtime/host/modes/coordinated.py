@@ -293,7 +293,7 @@ class CoordinatedMode:
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """For each epoch, send the markers if they are due, and close this host's part if it is complete."""
+        """Send the markers of each epoch if they are due, and close this host's part of the epoch if it is complete."""
         self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:

@@ -46,7 +46,7 @@ FREEZE_NS = 1_000_000_000
 
 
 class HostFreeze:
-    """This host's part in a freeze. `HoldReasons.freeze` contains the freeze's number.
+    """Part of this host in a freeze. `HoldReasons.freeze` contains the freeze's number.
 
     Attributes:
         unfrozen: agents with a turn that started before the freeze and is still running.
@@ -147,7 +147,7 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostRounds:
-    """This host's part in koo-toueg rounds, as described in the module docstring."""
+    """Part of this host in koo-toueg rounds, as described in the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
         self._shared = parts.shared

@@ -155,7 +155,7 @@ class HostMode(Protocol):
 
 
 class EpochRequest:
-    """This host's request for an early epoch, which all its agents share."""
+    """Request of this host for an early epoch, which all its agents share."""
 
     _mode: HostMode
 

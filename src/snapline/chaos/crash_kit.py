@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What is known about one life of the program.
+    """Facts about one life of the program.
 
     Attributes:
         killed_at: number of the moment just before which the life was killed, or 0 if the life was not killed.

@@ -444,7 +444,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """If a task failed unexpectedly, end the fleet with the task's error."""
+        """End the fleet with the task's error if a task failed unexpectedly."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():

@@ -29,7 +29,7 @@ Outcome = Literal["stopped", "failed"]
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a process ended.
+    """End of a process.
 
     Attributes:
         code: the exit code, or the negative signal number if a signal killed the process. None if the exit was not observed, for example
@@ -48,7 +48,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How the fleet ended.
+    """End of the fleet.
 
     Attributes:
         outcome: `stopped` if the fleet's stop predicate held, otherwise `failed`.

@@ -519,7 +519,7 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
 
 
 def _names_again(plot: Plot) -> Iterator[str]:
-    """In a wide picture, yield the names again at intervals of one screen, counted from the right end."""
+    """Yield the names of a wide picture again at intervals of one screen, counted from the right end."""
     heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
     heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
     x = plot.right - SCREEN

@@ -52,7 +52,7 @@ class NotJsonError(errors.UsageError):
 
 
 class BusyError(errors.ExternalFailureError):
-    """There are too many requests or readers, so the request had no effect."""
+    """Too many requests or readers are active, so the request had no effect."""
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (

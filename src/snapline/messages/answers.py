@@ -263,7 +263,7 @@ class BackupReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """Whether the fleet counted this run of the host as alive before the report."""
+    """True if the fleet counted this run of the host as alive before the report."""
 
     is_known: bool
 

@@ -437,7 +437,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """If the checkpoint in the recovery line was not traced, add it. The added checkpoint must be the agent's next checkpoint."""
+        """Add the checkpoint in the recovery line if it was not traced. The added checkpoint must be the agent's next checkpoint."""
         last = self._history(agent).last
         if number <= last:
             return

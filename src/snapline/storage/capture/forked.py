@@ -98,7 +98,7 @@ class _Child(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """This process's state for forked captures.
+    """State of this process for forked captures.
 
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.

@@ -200,15 +200,15 @@ class Guard(Protocol):
 
     @property
     def encrypts(self) -> bool:
-        """Whether blobs are encrypted, and unencrypted blobs are rejected."""
+        """True if blobs are encrypted, and unencrypted blobs are rejected."""
 
     @property
     def signs(self) -> bool:
-        """Whether refs are signed."""
+        """True if refs are signed."""
 
     @property
     def requires_signatures(self) -> bool:
-        """Whether refs without a valid signature are rejected."""
+        """True if refs without a valid signature are rejected."""
 
     def digest(self, data: Buffer) -> bytes:
         """Return the keyed digest of a blob's plaintext."""

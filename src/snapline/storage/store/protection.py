@@ -105,7 +105,7 @@ class Protection:
 
     @property
     def encrypts(self) -> bool:
-        """Whether new blobs are encrypted, and unencrypted blobs are rejected."""
+        """True if new blobs are encrypted, and unencrypted blobs are rejected."""
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
@@ -176,12 +176,12 @@ class Protection:
 
     @property
     def signs(self) -> bool:
-        """Whether refs written by this process are signed."""
+        """True if this process signs the refs that it writes."""
         return self._signer is not None
 
     @property
     def requires_signatures(self) -> bool:
-        """Whether refs without a valid signature are rejected."""
+        """True if refs without a valid signature are rejected."""
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:

@@ -94,7 +94,7 @@ class Verification(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are no findings."""
+        """True if there are no findings."""
         return not self.findings
 
 
@@ -514,7 +514,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """If the store is currently unavailable, raise the cause of `error`, so that nothing is reported as a finding."""
+    """Raise the cause of `error` if the store is currently unavailable, so that nothing is reported as a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause

@@ -407,7 +407,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
-    """If data is missing because an epoch was deleted meanwhile, raise NotFoundError instead of DamagedDataError."""
+    """Raise NotFoundError instead of DamagedDataError if data is missing because an epoch was deleted meanwhile."""
     try:
         yield
     except DamagedDataError as error:

@@ -322,7 +322,7 @@ def _has_writers(store: Store) -> bool:
 
 @contextlib.contextmanager
 def _reporting_deletion(source: Store, epoch: int) -> Iterator[None]:
-    """If data is missing because the epoch was deleted meanwhile, raise NotFoundError instead of DamagedDataError."""
+    """Raise NotFoundError instead of DamagedDataError if data is missing because the epoch was deleted meanwhile."""
     try:
         yield
     except DamagedDataError as error:
