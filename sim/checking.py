@@ -2,17 +2,15 @@
 
 Theory of operation
 -------------------
-A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and
-coordinators, delays, and faults according to a template (`swarm.py`). The fleet keeps its own settings, except that it
-takes a checkpoint at least every second, because a run lasts only a few seconds of virtual time. If the test provides a
-function that creates the fleet, the function is called once per run. So state that the function resets cannot leak from
-one run into the next.
+A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays, and faults
+according to a template (`swarm.py`). The fleet keeps its own settings, except that it takes a checkpoint at least every second, because a
+run lasts only a few seconds of virtual time. If the test provides a function that creates the fleet, the function is called once per run.
+So state that the function resets cannot leak from one run into the next.
 
-A built-in traffic pattern knows when its work is done, but a user's fleet does not. So the user's fleet first runs once
-without faults on a fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see
-`turns_of`). A later run ends when it has taken that many turns or when the fleet is done. The faults that the template
-promises must happen before the end of the run. A run without these faults is *hollow*. A hollow run proves nothing
-about the fleet, so its verdict is undecided.
+A built-in traffic pattern knows when its work is done, but a user's fleet does not. So the user's fleet first runs once without faults on a
+fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see `turns_of`). A later run ends when it
+has taken that many turns or when the fleet is done. The faults that the template promises must happen before the end of the run. A run
+without these faults is *hollow*. A hollow run proves nothing about the fleet, so its verdict is undecided.
 """
 
 import sys
@@ -54,9 +52,7 @@ from snapline.sim.workloads.workload import GENERATED_INPUTS_MAX, AtEnd, Checked
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
-"""What a test can run: a fleet, a function that creates a fleet, "module:fleet", a scenario, or the path of its TOML
-file.
-"""
+"""What a test can run: a fleet, a function that creates a fleet, "module:fleet", a scenario, or the path of its TOML file."""
 
 Faults = Scenario | Sequence[str] | str
 """Faults to draw: a template, the name of a template, or a list of fault kinds."""
@@ -72,8 +68,7 @@ HOSTS_DRAWN_MAX = 4
 
 TURNS = 600
 """Maximum number of turns of a run. A run ends earlier if its fleet is done. If the agents communicate, this many turns consume at least
-500 messages.
-"""
+500 messages."""
 
 MEASURED = "30s"
 """Maximum virtual duration of the measuring run. A fleet that takes one turn per second takes thirty turns in this time."""
@@ -92,17 +87,15 @@ class Options(TypedDict, total=False):
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
             list of fault kinds, or a Scenario, of which the fleet is ignored.
-        hosts, coordinators: number of hosts and of coordinators. By default, both are drawn: 2 to 4 hosts (at most one
-            per agent), and 1 or 3
-            coordinators.
+        hosts, coordinators: number of hosts and of coordinators. By default, both are drawn: 2 to 4 hosts (at most one per agent), and 1 or
+            3 coordinators.
         until: virtual time at which the run and its faults end, such as "20s". By default, a time from 2.5 s to 7 s is drawn.
         every: checkpoint interval. "" selects the fleet's own interval, but at most one second.
         budget: "beyond" allows more faults than the fault budget. In this case, only safety is checked.
         arguments: arguments of the function that "module:fleet" names.
-        inputs: inputs that the clients send: a list of `(agent, message)`, a function that yields such pairs (it may
-            take a `random.Random`;
-            the first 100 pairs are used), "module:name" of such a list or function, or the path of a JSON Lines file with `agent`, `type`
-            and `fields`. Each input of a list or file is sent once. By default, the fleet has no clients.
+        inputs: inputs that the clients send: a list of `(agent, message)`, a function that yields such pairs (it may take a
+            `random.Random`; the first 100 pairs are used), "module:name" of such a list or function, or the path of a JSON Lines file with
+            `agent`, `type` and `fields`. Each input of a list or file is sent once. By default, the fleet has no clients.
         clients: number of clients that send the inputs; 2 by default. The clients lose some requests and answers, and resend requests with
             the same key.
         restores: number of times that an operator restores the fleet, including its inputs, from an earlier snapshot. The default is 0; the
@@ -378,8 +371,7 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
 
 def trigger_part(fleet: Fleet) -> TriggerPart:
     """Return the fleet's first trigger as a scenario section. The section is for display only, because the run uses the
-    fleet's own triggers.
-    """
+    fleet's own triggers."""
     match fleet.triggers[0] if fleet.triggers else None:
         case Every(seconds=seconds, jitter=jitter):
             return TriggerPart(every=format_duration(round(seconds * NS)), jitter=jitter)

@@ -128,8 +128,7 @@ class RandomStreams:
 
 class DrawnRandom(Random):
     """A `random.Random` for a user's function. Each number is one of the run's choices, so the numbers are reproducible
-    and shrink towards 0.
-    """
+    and shrink towards 0."""
 
     def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)

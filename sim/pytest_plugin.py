@@ -42,9 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seeds(text: str) -> tuple[int, bool]:
-    """Parse a command-line option. Return its number, and whether that number multiplies the test's own number of
-    seeds.
-    """
+    """Parse a command-line option. Return its number, and whether that number multiplies the test's own number of seeds."""
     number = text.removesuffix("x")
     if not number.isdecimal() or int(number) == 0:
         raise ValueError
@@ -78,8 +76,7 @@ class Simulation:
         shrink_s: float = SHRINK_S,
         **options: "Unpack[Options]",
     ) -> "SweepSummary":
-        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports that run in
-        shrunk form.
+        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports that run in shrunk form.
 
         Args:
             target: a snapline.Fleet, a function that returns a fleet (called for each run), "module:fleet", a Scenario,
@@ -125,8 +122,7 @@ class Simulation:
         **options: "Unpack[Options]",
     ) -> "Result":
         """Run a fleet once, and return the result for the test to check. See `check` and
-        `snapline.sim.checking.run_fleet` for the arguments.
-        """
+        `snapline.sim.checking.run_fleet` for the arguments."""
         from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)

@@ -6,8 +6,7 @@ import msgspec
 
 Verdict = Literal["pass", "violation", "undecided", "broken"]
 """Verdict of a run. "undecided" means that no guarantee is violated but a required event did not happen. "broken" means that the harness or
-the user's code failed.
-"""
+the user's code failed."""
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "broken": 1}
 """Exit code of the command-line tool for each verdict."""
@@ -51,8 +50,7 @@ class Result(msgspec.Struct, kw_only=True):
         pending: if the run is undecided, the required events that did not happen.
         error: reason why the run is broken.
         trace_hash: hash of all events in order.
-        waypoints: hash after every thousand journal entries. Comparing these hashes locates the first difference
-            between two runs.
+        waypoints: hash after every thousand journal entries. Comparing these hashes locates the first difference between two runs.
         journal: text of one piece of a thousand journal entries, if the caller requested it.
         events: number of kernel events.
         messages: number of messages that turns consumed.

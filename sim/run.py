@@ -1,9 +1,8 @@
 """Runs a scenario with a seed in simulation, and returns the result with its verdict.
 
-First, the scenario's faults are injected. Then the faults are healed and liveness is checked: recoveries must finish,
-epochs must complete, and all work must be done. A run ends with the verdict "violation" as soon as a guarantee is
-violated. A run without a violation is "undecided" if a required event has not happened by its end, and "broken" if its
-agents or the harness fail.
+First, the scenario's faults are injected. Then the faults are healed and liveness is checked: recoveries must finish, epochs must complete,
+and all work must be done. A run ends with the verdict "violation" as soon as a guarantee is violated. A run without a violation is
+"undecided" if a required event has not happened by its end, and "broken" if its agents or the harness fail.
 """
 
 import contextlib
@@ -32,13 +31,11 @@ LOOK_NS = 100_000_000
 
 WORK_NS = 300_000_000_000
 """Maximum time that a fleet may take to finish its work (`run.turns`) after the faults. On the slowest network that is
-drawn, 600 consecutive messages take this long.
-"""
+drawn, 600 consecutive messages take this long."""
 
 LOOKS_APART, AGENTS_PER_CHECK = 4, 1_000
 """The invariants of all cores are checked at every fourth of these checks and at the end of the run. They are checked
-less often if the fleet is large.
-"""
+less often if the fleet is large."""
 
 
 def run(
@@ -60,8 +57,7 @@ def run(
         mutant: name of a bug in `snapline.sim.mutants` to plant, for testing that the oracles detect it.
         workload: fleet and invariants to run; by default, the scenario's own.
         window_at: index of the journal piece to keep in `Result.journal`.
-        on_world: function that is called with the world before the first event. A caller can use it to inspect the
-            world during the run.
+        on_world: function that is called with the world before the first event. A caller can use it to inspect the world during the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -165,8 +161,7 @@ class Watch:
 
     def _missing_work(self) -> list[str]:
         """Return the unfinished work of a user's fleet, or an empty list if none remains or the fleet no longer makes
-        progress. The final checks wait for this work.
-        """
+        progress. The final checks wait for this work."""
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
@@ -177,8 +172,7 @@ class Watch:
 
     def _waits_for_work(self) -> bool:
         """Return whether the run must wait for a crash that is planned for while the fleet works. The wait ends when
-        the work is done or a time limit expires.
-        """
+        the work is done or a time limit expires."""
         world = self._world
         shared = self._shared
         idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
@@ -241,8 +235,7 @@ class Watch:
 
     def _report_waiting(self) -> None:
         """Report agents and clients that still wait although all faults are healed and the fleet is complete. Skip
-        those that may only be slow because the fleet is busy.
-        """
+        those that may only be slow because the fleet is busy."""
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":

@@ -1,9 +1,8 @@
 """Scenario of a simulated run: the fleet, its network and store, the faults, and the deadline for recovery.
 
-The same TOML file configures both simulations and runs of real processes. The file is parsed into frozen structs. Every
-key has a default, and unknown keys are rejected. `format_scenario` returns text that `parse_scenario` can read. Each
-section is written with all its keys, so that a changed default does not change the meaning of an old file. A fault is
-written only with the keys that differ from their defaults.
+The same TOML file configures both simulations and runs of real processes. The file is parsed into frozen structs. Every key has a default,
+and unknown keys are rejected. `format_scenario` returns text that `parse_scenario` can read. Each section is written with all its keys, so
+that a changed default does not change the meaning of an old file. A fault is written only with the keys that differ from their defaults.
 
 There are two kinds of checks. msgspec checks types and allowed values; its error messages name the path of the key.
 `check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys. In
@@ -139,8 +138,7 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 class PatternPart(Part, frozen=True, kw_only=True):
     """Traffic pattern of the fleet. `messages` is the approximate total number of messages, and `rate_per_s` is the
-    message rate. In both cases, 0 means unlimited.
-    """
+    message rate. In both cases, 0 means unlimited."""
 
     name: str = "bank"
     messages: Count = 400
@@ -150,8 +148,7 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 class TriggerPart(Part, frozen=True, kw_only=True):
     """Trigger of checkpoints. The trigger fires at the interval `every`, varied randomly by the fraction `jitter`, or
-    after each `messages` messages.
-    """
+    after each `messages` messages."""
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -167,16 +164,11 @@ class FleetPart(Part, frozen=True, kw_only=True):
     """Fleet that the scenario runs.
 
     Attributes:
-        module: the user's own fleet, such as "my_module:fleet". It is created with `arguments` and replaces the
-            pattern.
-        invariant: a function that is called with every complete cut of the user's fleet, such as
-            "my_tests:no_coin_is_lost".
-        at_end: a function that is called with the agents' final states when the user's fleet is idle, such as
-            "my_tests:balances".
-        log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the
-            defaults.
-        is_varied: whether the user's fleet runs with this section's protocol and trigger instead of its own, until the
-            fleet is idle.
+        module: the user's own fleet, such as "my_module:fleet". It is created with `arguments` and replaces the pattern.
+        invariant: a function that is called with every complete cut of the user's fleet, such as "my_tests:no_coin_is_lost".
+        at_end: a function that is called with the agents' final states when the user's fleet is idle, such as "my_tests:balances".
+        log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the defaults.
+        is_varied: whether the user's fleet runs with this section's protocol and trigger instead of its own, until the fleet is idle.
     """
 
     agents: AtLeastOne = 5
@@ -210,8 +202,7 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 class LivenessPart(Part, frozen=True, kw_only=True):
     """Deadlines of a run. Faults are healed at the time `heal`. If `heal` is "", faults are healed right after the last
-    fault. All work must be done `within` this duration afterwards.
-    """
+    fault. All work must be done `within` this duration afterwards."""
 
     heal: OptionalDuration = ""
     within: Duration = "30s"
@@ -226,12 +217,10 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Clients of the fleet. There are `count` clients. Each sends `inputs` inputs, with an average `pause` between two
-    requests.
+    """Clients of the fleet. There are `count` clients. Each sends `inputs` inputs, with an average `pause` between two requests.
 
     Attributes:
-        inputs_from: source of all clients' inputs, which replaces the pattern's inputs: "module:name" or the path of a
-            file.
+        inputs_from: source of all clients' inputs, which replaces the pattern's inputs: "module:name" or the path of a file.
         asks: whether clients wait for some of the answers.
         is_settling: whether an operator retries some dead letters and drops others.
     """
@@ -250,8 +239,7 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 class OutputsPart(Part, frozen=True, kw_only=True):
     """Outputs of agents. One turn in `one_in` emits an output; 0 disables outputs. If `is_watched`, a consumer reads
-    outputs at once, so outputs trigger epochs.
-    """
+    outputs at once, so outputs trigger epochs."""
 
     one_in: Count = 0
     is_watched: bool = False
@@ -259,8 +247,7 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
 class StepsPart(Part, frozen=True, kw_only=True):
     """Rates, per thousand, of stub calls that are late, are never answered, or fail (whether executed or not). The
-    rates apply until faults are healed.
-    """
+    rates apply until faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -268,9 +255,7 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """Restores of the fleet from a kept epoch. `times` is their number. One restore in `drops_one_in` drops inputs; 0
-    means that none does.
-    """
+    """Restores of the fleet from a kept epoch. `times` is their number. One restore in `drops_one_in` drops inputs; 0 means that none does."""
 
     times: Count = 0
     drops_one_in: Count = 0
@@ -282,8 +267,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     Attributes:
         until: time by which all faults must have ended.
         faults_from: origin of the faults' times: the moment when the fleet is running, or the start of the run.
-        retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as
-            "last=3,hourly=2,daily=0".
+        retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as "last=3,hourly=2,daily=0".
         snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of turns that a host runs in a row before it does other work.
         turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends if the
@@ -384,8 +368,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 class Scenario(Part, frozen=True, kw_only=True):
     """Scenario of one simulated run. If `budget` is "beyond", only safety is checked. `limits` overrides the product's
-    limits by name (`product_patches.py`).
-    """
+    limits by name (`product_patches.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -406,8 +389,7 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 def reads_outputs(scenario: Scenario) -> bool:
     """Return whether a consumer may read outputs. A pattern's agents emit outputs only if the scenario enables outputs;
-    a user's agents may always emit them.
-    """
+    a user's agents may always emit them."""
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
@@ -465,9 +447,7 @@ def format_scenario(scenario: Scenario) -> str:
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """Reject other schemas and fault kinds that are deliberately unsupported. Otherwise msgspec would report them
-    without an explanation.
-    """
+    """Reject other schemas and fault kinds that are deliberately unsupported. Otherwise msgspec would report them without an explanation."""
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -520,9 +500,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
-    """Yield a description of each problem of a fault. A description begins with "." and the invalid key, or with a
-    space.
-    """
+    """Yield a description of each problem of a fault. A description begins with "." and the invalid key, or with a space."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))
@@ -569,8 +547,7 @@ def _unknown(key: str, names: Iterable[str], known: tuple[str, ...]) -> Iterator
 
 def format_toml(document: Mapping[str, object]) -> str:
     """Return a document as TOML. Plain values come first, then one section per table and per table in a list. Nested
-    tables are written inline; `None` is omitted.
-    """
+    tables are written inline; `None` is omitted."""
     lines: list[str] = []
     sections: list[str] = []
     for key, value in document.items():
@@ -612,8 +589,7 @@ def _toml_key(key: str) -> str:
 
 def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
     """Return a readable form of msgspec's error message. It names the key, the key's value in `raw`, and the values
-    that `root` allows for the key.
-    """
+    that `root` allows for the key."""
     reason, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`").lstrip(".")
     value, kind = _look_up(path, raw, root)
@@ -668,9 +644,7 @@ def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
 
 
 def _declared(kind: object, key: str) -> object:
-    """Return the type of the field `key` of a struct, or of the items in a list or dict, without `Annotated` and
-    `None`.
-    """
+    """Return the type of the field `key` of a struct, or of the items in a list or dict, without `Annotated` and `None`."""
     if _is_struct(kind):
         inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}.get(key)
     else:

@@ -317,8 +317,7 @@ class DurableTurns:
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """If an operator's resolution of the awaited effect has arrived, consume it. Return whether the effect is done. If the resolution
         says that it is not done, the turn continues to wait. All inputs before the resolution are stashed, however many, since the turn can
-        continue only with the resolution.
-        """
+        continue only with the resolution."""
         place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)

@@ -1,5 +1,4 @@
-"""Read-only queries on the replicated state. Only `fleet_state.py` and its helpers, such as `make_void`, change
-the state.
+"""Read-only queries on the replicated state. Only `fleet_state.py` and its helpers, such as `make_void`, change the state.
 
 Queries may be called at any time on the event loop's thread. Results have the order of the image, which is equal on every replica.
 

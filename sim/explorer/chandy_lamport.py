@@ -40,10 +40,9 @@ The algorithm does not cover channels that are opened later, or agents that join
 which real fleets run, covers both. This core serves as a reference: it is used in explorations and scripts, and its
 executions are compared with published executions.
 
-`PlainModel` is the explorer's model of a fleet that runs this algorithm. There is a channel from every agent to every
-other agent. A message is passed to the core and consumed in one step. An agent sends its markers in the same step in
-which it records its state. Any agent may be the first to receive the announcement of an epoch. An agent reports its
-part of a snapshot as soon as the part is complete.
+`PlainModel` is the explorer's model of a fleet that runs this algorithm. There is a channel from every agent to every other agent. A
+message is passed to the core and consumed in one step. An agent sends its markers in the same step in which it records its state. Any agent
+may be the first to receive the announcement of an epoch. An agent reports its part of a snapshot as soon as the part is complete.
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,20 +55,16 @@ from snapline.sim.explorer.epoch_model import EpochModel, EpochNode, MarkerItem,
 from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of, validated_image
 
 SNAPSHOTS_OPEN_MAX = 1_024
-"""Maximum number of incomplete snapshots per agent. Usually there are at most ten; a thousand indicates that markers
-are being lost.
-"""
+"""Maximum number of incomplete snapshots per agent. Usually there are at most ten; a thousand indicates that markers are being lost."""
 
 SNAPSHOTS_REMEMBERED_MAX = 65_536
 """Number of complete snapshots whose ids are kept, so that a late request or marker for such a snapshot is recognised.
-A request or marker that arrives 65,536 snapshots late would start the snapshot a second time.
-"""
+A request or marker that arrives 65,536 snapshots late would start the snapshot a second time."""
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Request to start `snapshot`, or notice that `snapshot` has started elsewhere. Has no effect if this agent has
-    already started the snapshot.
-    """
+    already started the snapshot."""
 
     snapshot: int
 
@@ -103,8 +98,7 @@ class SendMarker(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 class CompleteSnapshot(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Report that the agent's part of `snapshot` is complete. `channel_states` maps each incoming channel to its
-    recorded messages, which may be none.
-    """
+    recorded messages, which may be none."""
 
     snapshot: int
     channel_states: dict[str, tuple[bytes, ...]]
@@ -351,8 +345,7 @@ class PlainModel(EpochModel):
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
         """Report the agent's part of the snapshot at once. Delayed reports need not be modelled: until the last report
-        arrives, the epoch is open, and a crash rolls all agents back.
-        """
+        arrives, the epoch is open, and a crash rolls all agents back."""
         ledger = next(record.ledger for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

@@ -2,24 +2,21 @@
 
 Theory of operation
 -------------------
-An agent's *ledger* is its application's state, which does not depend on the protocol: the number of messages sent to
-each receiver, and the identities of the messages consumed, in order. A message's identity is (sender, receiver,
-number). Numbers are reused after a rollback. So the ledgers are compared right after the recovery, before a new message
-can have an old number.
+An agent's *ledger* is its application's state, which does not depend on the protocol: the number of messages sent to each receiver, and the
+identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a rollback. So
+the ledgers are compared right after the recovery, before a new message can have an old number.
 
-A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger.
-Two entries in different columns are *consistent* if neither includes the receipt of a message that the other has not
-sent. A cut is consistent iff its entries are pairwise consistent. So a table of bits describes two agents, and one
-table for each pair of agents describes a fleet. Tables are numbered. The numbers of the tables for all pairs form the
-*relation* of a state. There are far fewer relations than states, so properties over all cuts are computed only once per
-relation.
+A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger. Two entries in
+different columns are *consistent* if neither includes the receipt of a message that the other has not sent. A cut is consistent iff its
+entries are pairwise consistent. So a table of bits describes two agents, and one table for each pair of agents describes a fleet. Tables
+are numbered. The numbers of the tables for all pairs form the *relation* of a state. There are far fewer relations than states, so
+properties over all cuts are computed only once per relation.
 
-G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including
-live states) in either direction, some consistent cut contains both entries. If no checkpoint is useless, this is
-equivalent to "every Z-path has a causal twin". The reason is as follows. A Z-path without a causal twin, in either
-direction, would mean that no consistent cut contains both entries. A causal path in the opposite direction of a Z-path
-would close a Z-cycle. Causal paths are computed from true vector clocks, which ledgers and messages carry if the
-protocol promises RDT.
+G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including live states) in either
+direction, some consistent cut contains both entries. If no checkpoint is useless, this is equivalent to "every Z-path has a causal twin".
+The reason is as follows. A Z-path without a causal twin, in either direction, would mean that no consistent cut contains both entries. A
+causal path in the opposite direction of a Z-path would close a Z-cycle. Causal paths are computed from true vector clocks, which ledgers
+and messages carry if the protocol promises RDT.
 """
 
 import functools
@@ -48,8 +45,7 @@ class AgentLedger(NamedTuple):
     Attributes:
         sent: number of messages sent to each receiver. Messages are numbered from 1.
         consumed: numbers of the messages consumed from each sender, in order.
-        vector: for each agent, the latest interval in the causal past, or -1 if there is none. The tuple is empty if
-            vectors are not used.
+        vector: for each agent, the latest interval in the causal past, or -1 if there is none. The tuple is empty if vectors are not used.
     """
 
     sent: Numbers
@@ -111,8 +107,7 @@ def describe_flow(
     names: Sequence[str], ledgers: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
 ) -> str:
     """Describe the first channel with wrong contents, or return "" if there is none. `waiting` contains the numbers of
-    messages in transit or waiting, by receiver and sender.
-    """
+    messages in transit or waiting, by receiver and sender."""
     for sender, ours in enumerate(ledgers):
         for receiver, theirs in enumerate(ledgers):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])
@@ -134,13 +129,11 @@ Relation = tuple[int, ...]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation between two columns: for each entry in the first column, bit masks over the entries in the second
-    column.
+    """Relation between two columns: for each entry in the first column, bit masks over the entries in the second column.
 
     Attributes:
         width: number of entries in the second column.
-        consistent: for each entry in the first column, a mask of the entries in the second column that are consistent
-            with it.
+        consistent: for each entry in the first column, a mask of the entries in the second column that are consistent with it.
         concurrent: for each entry in the first column, a mask of the entries in the second column to which no causal
             path connects it. All masks are 0 if vectors are not used.
     """
@@ -158,8 +151,7 @@ class Judgement(msgspec.Struct, frozen=True):
         cuts: the consistent cuts. Each item consists of entries of all agents except the last, and a mask of the last
             agent's entries that complete a consistent cut.
         useless: (agent, number) of each checkpoint that no consistent cut contains.
-        untracked: (agent, entry, agent, entry) of each pair of entries that no causal path connects and no consistent
-            cut contains.
+        untracked: (agent, entry, agent, entry) of each pair of entries that no causal path connects and no consistent cut contains.
     """
 
     sizes: tuple[int, ...]
@@ -217,9 +209,7 @@ class AllCuts:
         return Judgement(sizes, cuts, self._useless(sizes, together), self._untracked(tables, together))
 
     def _cuts(self, tables: dict[tuple[int, int], Table], sizes: tuple[int, ...]) -> list[tuple[Cut, int]]:
-        """Return the consistent cuts. They are built agent by agent, by intersecting the masks of the entries chosen so
-        far.
-        """
+        """Return the consistent cuts. They are built agent by agent, by intersecting the masks of the entries chosen so far."""
         last = self._agents - 1
         prefixes: list[Cut] = [()]
         for agent in range(last):

@@ -80,8 +80,7 @@ class MessageItem(NamedTuple):
 
 class MarkerItem(NamedTuple):
     """Marker in transit. `kind` is the first field, because named tuples are compared item by item, and a marker must
-    never equal a message.
-    """
+    never equal a message."""
 
     kind: str
     epoch: int
@@ -152,9 +151,7 @@ class ExploredEpoch(NamedTuple):
 
 
 class ExploredCut(NamedTuple):
-    """Cut of a complete epoch. `ledger` contains the ledgers by agent, and `in_transit` the messages by receiver and
-    sender.
-    """
+    """Cut of a complete epoch. `ledger` contains the ledgers by agent, and `in_transit` the messages by receiver and sender."""
 
     epoch: int
     ledger: tuple[AgentLedger, ...]
@@ -162,9 +159,7 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """State of the coordinator. `ended` contains (epoch, whether the epoch is complete), in the order in which epochs
-    ended.
-    """
+    """State of the coordinator. `ended` contains (epoch, whether the epoch is complete), in the order in which epochs ended."""
 
     begun: int
     crashes: int
@@ -217,9 +212,7 @@ class EpochModel(Model):
 
     @abstractmethod
     def end_message(self, epoch: int) -> msgspec.Struct | None:
-        """Return the message that the coordinator sends to all agents when an epoch has ended, or None if there is no
-        such message.
-        """
+        """Return the message that the coordinator sends to all agents when an epoch has ended, or None if there is no such message."""
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """Explores every possible run of a small fleet under one protocol (`explore`).
 
-The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define a fleet's steps, and `state_search`
-contains the search. Within the bounds, the search covers every order of sends, deliveries, records, decisions and
-crashes, with the production cores. Each model documents which actions it combines into one step, and why no behaviour
-is lost by that.
+The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define a fleet's steps, and `state_search` contains the search.
+Within the bounds, the search covers every order of sends, deliveries, records, decisions and crashes, with the production cores. Each model
+documents which actions it combines into one step, and why no behaviour is lost by that.
 
 The models do not cover links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join
 or leave, and interrupted recoveries.

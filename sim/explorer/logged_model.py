@@ -1,37 +1,32 @@
-"""Model of a fleet whose agents log the messages they send. Contains the common part of all logged protocols, including
-the recovery.
+"""Model of a fleet whose agents log the messages they send. Contains the common part of all logged protocols, including the recovery.
 
 Theory of operation
 -------------------
-An agent receives a message and runs the turn in one step. A message that cannot be consumed yet stays in its channel.
-(No behaviour is lost by this, because a message that is in a mailbox but may not be consumed is equivalent to a message
-in transit.) A checkpoint contains the core's image, the ledger (the explorer's ground truth) and the log, and is
-durable at once.
+An agent receives a message and runs the turn in one step. A message that cannot be consumed yet stays in its channel. (No behaviour is lost
+by this, because a message that is in a mailbox but may not be consumed is equivalent to a message in transit.) A checkpoint contains the
+core's image, the ledger (the explorer's ground truth) and the log, and is durable at once.
 
 A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`).
 An agent whose entry on the line is a checkpoint restarts from that checkpoint; every other agent keeps its live state.
 Every channel is refilled from its sender's log with the messages that its receiver lacks. Messages that were in transit
 before the crash are dropped, because they belong to an older incarnation.
 
-In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3).
-Right after a recovery, this check also finds every orphan. No other check of the ledgers is needed: agents may send at
-any time, so any ledgers that pass this check can also occur in a run without crashes. In every state in which a crash
-is possible, the model compares the product's recovery lines (G5), and the checkpoints that the product considers
-obsolete (G7), with all cuts.
+In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3). Right after a
+recovery, this check also finds every orphan. No other check of the ledgers is needed: agents may send at any time, so any ledgers that pass
+this check can also occur in a run without crashes. In every state in which a crash is possible, the model compares the product's recovery
+lines (G5), and the checkpoints that the product considers obsolete (G7), with all cuts.
 
-*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct
-set of columns; its result determines the recovery. `recovery.history`, which the coordinator runs, also computes
-obsolete checkpoints and takes fifty times as long. So among sets of columns that differ only in the agents' names,
-`recovery.history` is called for only one. G7: any checkpoint on the recovery line after some single failure, as
-computed from all cuts, is needed and must not be considered obsolete. The theorem in `recovery.garbage`, which says
-that later recovery lines need no other checkpoints, is not checked here.
+*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct set of columns; its
+result determines the recovery. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as
+long. So among sets of columns that differ only in the agents' names, `recovery.history` is called for only one. G7: any checkpoint on the
+recovery line after some single failure, as computed from all cuts, is needed and must not be considered obsolete. The theorem in
+`recovery.garbage`, which says that later recovery lines need no other checkpoints, is not checked here.
 
-`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's
-checkpointing rules. At any moment, an agent may take a basic checkpoint or send a message, each a bounded number of
-times. An agent may also consume the first message in any channel; before that, the rule may force a checkpoint. Any
-agent may crash in any state. In every state, including states after a crash, the model also checks the protocol's
-promises (G6). If the protocol is communication-induced, no checkpoint may be useless; if it promises RDT, every
-dependency must be tracked. (A forced checkpoint survives even if the message that forced it is undone. So after a
+`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's checkpointing rules. At any
+moment, an agent may take a basic checkpoint or send a message, each a bounded number of times. An agent may also consume the first message
+in any channel; before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, including states after a
+crash, the model also checks the protocol's promises (G6). If the protocol is communication-induced, no checkpoint may be useless; if it
+promises RDT, every dependency must be tracked. (A forced checkpoint survives even if the message that forced it is undone. So after a
 crash, a rule may be in a state that no run without a crash reaches. The promises must hold in such states too.)
 """
 
@@ -85,8 +80,7 @@ class Recoveries:
     """Computes recovery lines after single failures with the product's code, and checks them.
 
     Attributes:
-        lines: maps columns to the recovery lines after the failure of each agent. A line contains one entry from each
-            column.
+        lines: maps columns to the recovery lines after the failure of each agent. A line contains one entry from each column.
         history_type: class that computes the recovery history. Mutants replace it.
     """
 
@@ -138,8 +132,7 @@ class Recoveries:
 
     def execution_of(self, columns: Columns) -> Execution:
         """Return the columns as an execution that consists of intervals and messages, as if it had been read from a
-        trace. Events are not counted.
-        """
+        trace. Events are not counted."""
         execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
         first = 0
         for agent, column in enumerate(columns):
@@ -161,8 +154,7 @@ class Recoveries:
 
     def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
         """Return (receiver, number, interval) for every message sent. The interval is the one that ends at the first
-        entry that includes the send.
-        """
+        entry that includes the send."""
         entries = self._cuts.columns.values[column]
         return [
             (receiver, number, sum([ledger.sent[receiver] < number for ledger in entries]) - 1)
@@ -210,9 +202,7 @@ class Recoveries:
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 
     def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
-        """Return a recovery line as positions in the columns. None in `line` stands for the live state, which is a
-        column's last entry.
-        """
+        """Return a recovery line as positions in the columns. None in `line` stands for the live state, which is a column's last entry."""
         places = [line[name] for name in self._names]
         pairs = zip(places, columns, strict=True)
         return tuple(len(column) - 1 if place is None else place for place, column in pairs)
@@ -298,8 +288,7 @@ class LoggedModel(Model):
     @abstractmethod
     def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
         """Return the live state of an agent after it restarts from `past`, which is its checkpoint at position `place`.
-        `begun` is the number of rounds begun so far.
-        """
+        `begun` is the number of rounds begun so far."""
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
@@ -348,9 +337,7 @@ class LoggedModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
-        """Return the nodes of all agents after a recovery to the line `places`. `begun` is the number of rounds begun
-        so far.
-        """
+        """Return the nodes of all agents after a recovery to the line `places`. `begun` is the number of rounds begun so far."""
         return self._filled[
             tuple([self._restarted_nodes[agent, nodes[agent], places[agent], begun] for agent in self.agents])
         ]
@@ -444,9 +431,7 @@ class InducedModel(LoggedModel):
                 return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
 
     def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
-        """Let the rule act on the checkpoint, and then take the checkpoint, so that the saved image includes the rule's
-        action.
-        """
+        """Let the rule act on the checkpoint, and then take the checkpoint, so that the saved image includes the rule's action."""
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
@@ -464,8 +449,7 @@ class InducedModel(LoggedModel):
 
     def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
         """Receive a message. First test whether the rule forces a checkpoint, then take that checkpoint, then merge the
-        piggyback, and then run the turn (the rule's duties 1 and 2).
-        """
+        piggyback, and then run the turn (the rule's duties 1 and 2)."""
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback

@@ -8,9 +8,8 @@ the checkpoint. A blocked agent neither sends nor consumes messages.
 Any agent may crash in any state. `logged_model` defines the recovery. As the protocol's duties require, the open round
 is aborted before the recovery, and the surviving agents receive all decisions.
 
-In addition to the checks in `logged_model`, this model checks the following. In every state, the latest permanent
-checkpoints that the coordinator has committed form a consistent cut (G1). An agent that receives a decision executes it
-(G4).
+In addition to the checks in `logged_model`, this model checks the following. In every state, the latest permanent checkpoints that the
+coordinator has committed form a consistent cut (G1). An agent that receives a decision executes it (G4).
 """
 
 from collections.abc import Iterator
@@ -322,8 +321,7 @@ class RoundModel(LoggedModel):
             agent: the agent's index.
             number: the number of the agent's node.
             committed: bit mask of the committed rounds.
-            aborted: the round that the recovery plan aborts. 0 means that it aborts none, and -1 means that this agent
-                has failed.
+            aborted: the round that the recovery plan aborts. 0 means that it aborts none, and -1 means that this agent has failed.
         """
         node = self.nodes[agent].values[number]
         if aborted < 0:
@@ -349,8 +347,7 @@ class RoundModel(LoggedModel):
 
     def _column(self, node: LoggedNode, committed: int) -> int:
         """Return the number of an agent's column. The column contains the permanent checkpoints, the tentative
-        checkpoint if its round is committed, and the live state.
-        """
+        checkpoint if its round is committed, and the live state."""
         entries = [past.ledger for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:
             entries.append(node.tentative.ledger)

@@ -2,12 +2,11 @@
 
 Theory of operation
 -------------------
-A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer
-is the number of its *node*. A node contains the image of the actor's core, the actor's ledger (the explorer's ground
-truth), and the queues of items in transit to the actor. So an actor's next moves depend only on its own node, and they
-change only this node and the queues of other actors. This makes the search fast: the real cores compute each move (by
-node) and each arrival (by node and item) only once, and later it is looked up. A hundred thousand states have only a
-few thousand nodes.
+A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the number of its
+*node*. A node contains the image of the actor's core, the actor's ledger (the explorer's ground truth), and the queues of items in transit
+to the actor. So an actor's next moves depend only on its own node, and they change only this node and the queues of other actors. This
+makes the search fast: the real cores compute each move (by node) and each arrival (by node and item) only once, and later it is looked up.
+A hundred thousand states have only a few thousand nodes.
 
 Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise the results of these
 methods by pairs of nodes, or by the relevant part of a node.
@@ -17,9 +16,8 @@ two arrays, which take 16 bytes per state and allow counterexamples to be recons
 and every violation is found in a step *from* a state, where a halt with unfinished work counts as a step. Hence no
 violation can be reached by a shorter path than the path that is found first.
 
-The search cannot find a run that never ends, but no such run exists. In all models, every step uses up a bounded
-resource (a send, an item in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an
-idle fleet.
+The search cannot find a run that never ends, but no such run exists. In all models, every step uses up a bounded resource (a send, an item
+in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an idle fleet.
 
 `Interner` assigns numbers to large values. Equal values get the same number, so a global state is a short tuple of
 integers. `Bounds` limits the size of the explored fleet.
@@ -97,8 +95,7 @@ def validated_image(core: ValidatedCore) -> Hashable:
 
 
 class CoreMemo(Generic[CoreT]):
-    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result). The real core computes
-    each entry only once.
+    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result). The real core computes each entry only once.
 
     Attributes:
         images: all images seen so far.
@@ -115,9 +112,7 @@ class CoreMemo(Generic[CoreT]):
         return self.images.of(self._freeze(core))
 
     def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
-        """Apply `act` to a core with this image. `key` identifies the action. Return the number of the next image, and
-        the result of `act`.
-        """
+        """Apply `act` to a core with this image. `key` identifies the action. Return the number of the next image, and the result of `act`."""
         memoised = self._results.get((image, key))
         if memoised is None:
             core = self._restore(self.images.values[image])
@@ -151,9 +146,7 @@ class Fault(Exception):
 
 
 class ProposedMove(msgspec.Struct, frozen=True):
-    """Move that an actor may make, whose effect has not been computed yet. The model uses `kind` and `detail`; `label`
-    is for display.
-    """
+    """Move that an actor may make, whose effect has not been computed yet. The model uses `kind` and `detail`; `label` is for display."""
 
     label: str
     kind: str
@@ -161,8 +154,7 @@ class ProposedMove(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """Model of a fleet that runs one protocol. Nodes are represented by numbers, because actors have different types of
-    nodes.
+    """Model of a fleet that runs one protocol. Nodes are represented by numbers, because actors have different types of nodes.
 
     Attributes:
         actors: number of actors. The last actor is the coordinator.
@@ -186,9 +178,7 @@ class Model(Protocol):
 
     @abstractmethod
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
-        """Deliver an item to the actor, which queues the item or handles it at once. Return the actor's next node and
-        the outputs.
-        """
+        """Deliver an item to the actor, which queues the item or handles it at once. Return the actor's next node and the outputs."""
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
@@ -347,8 +337,7 @@ class Search:
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
         """Return the next layer, which consists of all new successors of the states in this layer. `number` is the
-        number of this layer's first state.
-        """
+        number of this layer's first state."""
         seen, parents, labels = self._seen, self._parents, self._labels
         following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []
@@ -389,9 +378,7 @@ class Search:
 # -- bounds ---------------------------------------------------------------------------------------------------------------
 
 AGENTS_MAX = 6
-"""Maximum number of agents. With more agents, the states do not fit into a machine's memory even if each agent sends
-only one message.
-"""
+"""Maximum number of agents. With more agents, the states do not fit into a machine's memory even if each agent sends only one message."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -399,12 +386,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
     Attributes:
         agents: number of agents, at least two.
-        sends: maximum number of messages that each agent sends, to any receivers. A send that a recovery has undone
-            does not count.
+        sends: maximum number of messages that each agent sends, to any receivers. A send that a recovery has undone does not count.
         crashes: maximum number of crashes in a run. Each crash is followed by a recovery.
         epochs: maximum number of epochs or rounds in a run, for coordinated protocols.
-        checkpoints: maximum number of basic checkpoints per agent, for autonomous protocols. Forced checkpoints do not
-            count.
+        checkpoints: maximum number of basic checkpoints per agent, for autonomous protocols. Forced checkpoints do not count.
         states_max: number of states at which the search stops.
     """
 

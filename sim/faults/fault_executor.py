@@ -16,13 +16,11 @@ DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
 
 HangingCall = Literal["store", "stop", "loop"]
 """Calls of a host that may hang: "store" means store calls, "stop" means `stop_when`, and "loop" means a handler, which
-blocks the event loop.
-"""
+blocks the event loop."""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
 """Actions on the node that reaches a failpoint. "crash" and "power-cut" kill the node, "error" raises OSError EIO, "pause" stops the
-process, "reset" breaks all the node's streams, and "refuse" makes it impossible to encode an agent's state.
-"""
+process, "reset" breaks all the node's streams, and "refuse" makes it impossible to encode an agent's state."""
 
 WHEN_WORKING = "world.working"
 WHEN_RECORDING = "world.recording"
@@ -33,8 +31,7 @@ WHEN_RECEIVING = "world.hearing"
 WHEN_CAPTURING = "world.capturing"
 """Failpoints in the executor itself, at these moments: an agent takes a turn; an agent records its state for an epoch; a
 host applies a recovery plan; the coordinator has sent a message to one host and perhaps not yet to the next; the coordinator learns
-the outcome of a proposal; a host has received a message from the coordinator; a host captures an agent's state.
-"""
+the outcome of a proposal; a host has received a message from the coordinator; a host captures an agent's state."""
 
 
 class Executor(Protocol):
@@ -46,9 +43,7 @@ class Executor(Protocol):
     def choices(self) -> Choices: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the names of all hosts that may exist ("h1", "h2", …), in this order. Hosts in
-        `scenario.joining_hosts` are down at first.
-        """
+        """Return the names of all hosts that may exist ("h1", "h2", …), in this order. Hosts in `scenario.joining_hosts` are down at first."""
         ...
 
     @property
@@ -69,9 +64,7 @@ class Executor(Protocol):
     # The network.
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set the delay from sender to receiver until the next such call. `reset_network` restores the scenario's
-        delay.
-        """
+        """Set the delay from sender to receiver until the next such call. `reset_network` restores the scenario's delay."""
         ...
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
@@ -134,8 +127,7 @@ class Executor(Protocol):
 
     def flip_bit(self, pick: int) -> str:
         """Damage a file of the newest complete epoch, provided that an older complete epoch exists. Return a
-        description of the damage, or "" if nothing was damaged.
-        """
+        description of the damage, or "" if nothing was damaged."""
         ...
 
     def clear_disks(self) -> None:

@@ -1,9 +1,8 @@
 """Kinds of faults that a scenario's `[[fault]]` tables may contain, with their durations and failpoints.
 
-Each kind is a struct whose fields are the keys of an inline table. `host = ""` means a host that is drawn when the
-fault begins, and `host = "*"` means every host. A duration is text with a unit, such as "250us", "1ms" or "1.5s". A
-failpoint is a named line in the product's code. The simulated world reaches some failpoints; only real processes reach
-the rest. `faults.py` executes the faults.
+Each kind is a struct whose fields are the keys of an inline table. `host = ""` means a host that is drawn when the fault begins, and `host
+= "*"` means every host. A duration is text with a unit, such as "250us", "1ms" or "1.5s". A failpoint is a named line in the product's
+code. The simulated world reaches some failpoints; only real processes reach the rest. `faults.py` executes the faults.
 
 A link is a TCP stream, so duplicate, reordered or damaged packets never reach snapline. Faults of these kinds are
 rejected, because they would have no effect.
@@ -58,9 +57,7 @@ def duration_ns(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """Convert nanoseconds to the shortest text that consists of a whole number and a unit. The inverse of
-    `duration_ns`.
-    """
+    """Convert nanoseconds to the shortest text that consists of a whole number and a unit. The inverse of `duration_ns`."""
     for unit in ("h", "m", "s", "ms", "us"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
@@ -76,8 +73,7 @@ EVERY_HOST = "*"
 
 class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base class of all kinds of faults. `at` is the time at which the fault begins. "" means 1 s, or 0 s if the fault
-    waits at a failpoint.
-    """
+    waits at a failpoint."""
 
     at: OptionalDuration = ""
 
@@ -94,8 +90,7 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def ends_ns(self, hosts: int) -> int:
         """Return the time at which the fault ends in a fleet with this number of hosts. Permanent faults and faults at
-        failpoints last until `heal`; for them, this is only the start of the fault.
-        """
+        failpoints last until `heal`; for them, this is only the start of the fault."""
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
@@ -121,9 +116,7 @@ class LastingFault(FaultKind, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """Return None for "", which means no restart. Otherwise return at least 1 ns, because `arm_failpoint` takes 0 to
-    mean no restart.
-    """
+    """Return None for "", which means no restart. Otherwise return at least 1 ns, because `arm_failpoint` takes 0 to mean no restart."""
     return max(1, duration_ns(text)) if text else None
 
 
@@ -151,8 +144,7 @@ class PairFault(LastingFault, frozen=True, kw_only=True):
 
 class PathFault(PairFault, frozen=True, kw_only=True):
     """Fault that affects the traffic between two nodes or between all nodes. "one-way" affects only the traffic from
-    the first node to the second.
-    """
+    the first node to the second."""
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -198,11 +190,9 @@ class SwizzleFault(LastingFault, frozen=True, kw_only=True):
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""Moments at which a fault may affect a node, in the order of the values. "working": an agent takes a turn.
-"recording": an agent records its state.
-"recovering": a host applies a recovery plan. "telling": the coordinator has sent a message to one host and perhaps not yet to the next.
-"deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator.
-"""
+"""Moments at which a fault may affect a node, in the order of the values. "working": an agent takes a turn. "recording": an agent records
+its state. "recovering": a host applies a recovery plan. "telling": the coordinator has sent a message to one host and perhaps not yet to
+the next. "deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator."""
 
 MOMENTS = {
     "working": WHEN_WORKING,
@@ -246,8 +236,7 @@ class ResetFault(FaultKind, frozen=True, kw_only=True):
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
     """Network partition. "one-way" cuts the traffic in only one, drawn, direction. `host` or `agent` selects the
-    isolated node. If both are "", the node is drawn.
-    """
+    isolated node. If both are "", the node is drawn."""
 
     shape: Literal[
         "one",
@@ -320,8 +309,7 @@ class ClockFault(HostFault, frozen=True, kw_only=True):
 
 ROLLING_PAUSE_NS = 100_000_000
 """Time between the restart of one host and the crash of the next. It is long enough to detect the restarted host, but
-too short for that host to rejoin.
-"""
+too short for that host to rejoin."""
 
 
 class CrashFault(FaultKind, frozen=True, kw_only=True):
@@ -329,14 +317,12 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
 
     Attributes:
         restart_after: time until the killed host restarts. "" means that the host stays down until `heal` starts it.
-        failpoint: failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th to reach the
-            failpoint is killed.
+        failpoint: failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th to reach the failpoint is killed.
         is_power_cut: whether the node also loses power, so that choices decide whether its unsynced data is kept, lost
             or torn. Allowed only with a failpoint or moment.
         is_all: whether all hosts are killed at once.
         is_rolling: whether hosts are killed one after another, each after the previous host has restarted.
-        when: moment at which a host or coordinator is killed. The node at which this moment occurs for the `hit`-th
-            time is killed.
+        when: moment at which a host or coordinator is killed. The node at which this moment occurs for the `hit`-th time is killed.
     """
 
     host: str = ""
@@ -437,8 +423,7 @@ class CaptureFault(FaultKind, frozen=True, kw_only=True):
 
 class CoordinatorFault(FaultKind, frozen=True, kw_only=True):
     """Fault that affects the coordinator. With `for = ""`, the fault lasts until `heal`. `node` names the replica that
-    "kill" kills. If `node` is "", the replica is drawn.
-    """
+    "kill" kills. If `node` is "", the replica is drawn."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""
@@ -465,8 +450,7 @@ class MembershipFault(FaultKind, frozen=True, kw_only=True):
 
     Attributes:
         host: name of the host. For "leave", "" means a drawn host; for "join", "" means the next new host.
-        back_after: time until a host that left joins again, or a host that joined leaves. "" means that this never
-            happens.
+        back_after: time until a host that left joins again, or a host that joined leaves. "" means that this never happens.
     """
 
     kind: Literal["leave", "join"] = "leave"
@@ -565,10 +549,8 @@ REAL_FAILPOINT_PREFIXES = (
     "store.pin.",
     "store.shelf.",
 )
-"""Prefixes of failpoints that are never drawn. Most of these failpoints are reached only by real processes. The
-simulated world has no gRPC, pysyncobj, backup files, named consumers, pins, tags, copies, forks or encryption, and no
-releases of more than one part. Its runs also end long before a replaced generation (an hour) or an output (a week)
-expires. `tests/storage` tests crashes at these failpoints.
-"""
+"""Prefixes of failpoints that are never drawn. Most of these failpoints are reached only by real processes. The simulated world has no
+gRPC, pysyncobj, backup files, named consumers, pins, tags, copies, forks or encryption, and no releases of more than one part. Its runs
+also end long before a replaced generation (an hour) or an output (a week) expires. `tests/storage` tests crashes at these failpoints."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -78,8 +78,7 @@ class Conditions:
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
         """`absent_hosts` are hosts that join later. They count as down until `relieve` is called for them, so that no
-        restart starts them earlier.
-        """
+        restart starts them earlier."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -101,8 +100,7 @@ class Conditions:
 
     def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
         """Add a part to each condition for `lasts_ns`, where None means forever. Return the time at which the part
-        ends, or 0 if it never ends.
-        """
+        ends, or 0 if it never ends."""
         listed = list(conditions)
         for condition in listed:
             self.worsen(condition, part)
@@ -110,8 +108,7 @@ class Conditions:
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
         """Take a node down for `down_ns`, where None means forever, by calling `how`. Return the time at which the node
-        comes back, or 0 if it never does.
-        """
+        comes back, or 0 if it never does."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -169,9 +166,7 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set or clear a disk mode. When a mode is cleared, it is set again wherever another condition still requires
-        it.
-        """
+        """Set or clear a disk mode. When a mode is cleared, it is set again wherever another condition still requires it."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):
@@ -193,9 +188,7 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Return all pairs of an isolated node and another node, in both directions. Pairs with an isolated sender come
-    first.
-    """
+    """Return all pairs of an isolated node and another node, in both directions. Pairs with an isolated sender come first."""
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -204,8 +197,7 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
     """Return the pairs that a partition shape cuts if the nodes are in this order. Both directions are included. The
-    list is empty if there are too few nodes.
-    """
+    list is empty if there are too few nodes."""
     count = len(order)
     match shape:
         case "one":
@@ -226,9 +218,7 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return only one direction of each pair: the direction that is listed first, or the opposite direction if `way` is
-    1.
-    """
+    """Return only one direction of each pair: the direction that is listed first, or the opposite direction if `way` is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -238,8 +228,7 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
     """Return the pairs to cut so that each node reaches only its nearest neighbours on both sides of a ring. Each node
-    then sees a different majority.
-    """
+    then sees a different majority."""
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [
@@ -255,8 +244,7 @@ FLIP_TRIES = 10
 
 _BIT_PICKS = 1 << 30
 """Number of values from which a bit's position is drawn. It exceeds the number of bits in any file; the executor takes
-the position modulo the file's number of bits.
-"""
+the position modulo the file's number of bits."""
 
 _HANGING_TEXTS: Mapping[HangingCall, str] = {
     "store": "has a store that does not answer",
@@ -271,8 +259,7 @@ _PAIRS_LISTED = 6
 def schedule(scenario: Scenario, executor: Executor) -> int:
     """Schedule all faults on the executor's clock. Return the time in nanoseconds at which the last fault ends.
 
-    A fault that waits at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or
-    later.
+    A fault that waits at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or later.
     """
     plan = Schedule(scenario, executor)
     return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
@@ -312,9 +299,7 @@ class Schedule:
         self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
     def add(self, index: int, word: FaultKind) -> int:
-        """Schedule the fault that has this index in the scenario. Return the time in nanoseconds at which the fault
-        ends.
-        """
+        """Schedule the fault that has this index in the scenario. Return the time in nanoseconds at which the fault ends."""
         self._executor.at(word.at_ns, partial(self._begin, index, word))
         return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
 
@@ -346,9 +331,7 @@ class Schedule:
                 raise AssertionError(f"no word {word}")
 
     def _arm(self, index: int, word: FaultKind) -> None:
-        """Arm a failpoint. The node that reaches the failpoint is killed or paused, loses its streams, or gets an
-        error.
-        """
+        """Arm a failpoint. The node that reaches the failpoint is killed or paused, loses its streams, or gets an error."""
         action: FailpointAction
         match word:
             case CrashFault():
@@ -412,9 +395,7 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Cut nodes off one after another during the first half of the fault. Reconnect them in a different order
-        during the second half.
-        """
+        """Cut nodes off one after another during the first half of the fault. Reconnect them in a different order during the second half."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -552,9 +533,7 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """Return a list with the named pair, or otherwise with a drawn pair. The list is empty if there is only one
-        node to draw from.
-        """
+        """Return a list with the named pair, or otherwise with a drawn pair. The list is empty if there is only one node to draw from."""
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -588,8 +567,7 @@ def _listed_pairs(pairs: Sequence[Pair]) -> str:
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
     """Yield each joining host's name with the index of its "join" fault. Hosts without a name in the scenario get the
-    unused names, in order.
-    """
+    unused names, in order."""
     members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
     joins = [(index, word.host) for index, word in members if word.kind == "join"]
     named = [host for _, host in joins if host]
@@ -599,8 +577,7 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 
 
 def check_budget(scenario: Scenario) -> None:
-    """Check that the faults stay within the fault budget that the guarantees assume. Skip the check if the scenario's
-    budget is "beyond".
+    """Check that the faults stay within the fault budget that the guarantees assume. Skip the check if the scenario's budget is "beyond".
 
     Each target that the scenario does not name counts as a separate node.
 
@@ -636,9 +613,7 @@ def _count_lost(lost: Sequence[str]) -> int:
 
 
 def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
-    """Return the initial hosts that this fault takes down and that never restart before `heal`. "" stands for an
-    arbitrary host.
-    """
+    """Return the initial hosts that this fault takes down and that never restart before `heal`. "" stands for an arbitrary host."""
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -652,8 +627,7 @@ def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
 
 def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
     """Return the coordinators that this fault takes down and that never restart before `heal`. "" stands for an
-    arbitrary coordinator, because any coordinator may reach a failpoint.
-    """
+    arbitrary coordinator, because any coordinator may reach a failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]

@@ -411,8 +411,7 @@ def lost_with_its_agent() -> list[Patch]:
 
 def output_number_not_saved() -> list[Patch]:
     """After a recovery, continue the numbering of outputs from the pending outputs. If there are no pending outputs,
-    start the numbering from the beginning.
-    """
+    start the numbering from the beginning."""
     original = AgentOutputs.__init__
 
     def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:

@@ -34,9 +34,7 @@ LATE_NS = 30_000_000
 
 
 def deliver_before_record() -> list[Patch]:
-    """Let an agent that has to record its state handle one more entry first. Numbers in markers are not compared with
-    received messages.
-    """
+    """Let an agent that has to record its state handle one more entry first. Numbers in markers are not compared with received messages."""
     original = CoordinatedMode.before_turn
 
     def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
@@ -98,8 +96,7 @@ def channel_state_dropped() -> list[Patch]:
 
 def channel_state_past_marker() -> list[Patch]:
     """Keep messages that arrive after a marker in the channel state. Stamps, which also identify such messages, are not
-    checked, and neither is the record.
-    """
+    checked, and neither is the record."""
     original = CoordinatedMode.arrived
 
     def arrived(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -153,9 +150,7 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    """Drop in-transit messages, but count them as received. Otherwise the channel's next message would have a wrong
-    number.
-    """
+    """Drop in-transit messages, but count them as received. Otherwise the channel's next message would have a wrong number."""
 
     def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         received = dict(checkpoint.received)
@@ -222,8 +217,7 @@ def failed_agent_goes_on() -> list[Patch]:
 
 def no_dedupe() -> list[Patch]:
     """Disable deduplication at both ends. The sender ignores the received count in the Hello frame, and the receiver
-    does not skip duplicates.
-    """
+    does not skip duplicates."""
     take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
 
     def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:

@@ -113,8 +113,7 @@ def check_replaceable() -> None:
     """Check that functions can be replaced at run time.
 
     Raises:
-        UsageError: If the cores are compiled, because compiled code does not look up its functions and methods at run
-            time.
+        UsageError: If the cores are compiled, because compiled code does not look up its functions and methods at run time.
     """
     if is_compiled():
         raise UsageError(

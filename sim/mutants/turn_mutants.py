@@ -1,6 +1,5 @@
 """Seeded bugs in durable turns and effects (R3, G12). Effects are called at the wrong time or with the wrong key, are
-saved incompletely, or are undone wrongly.
-"""
+saved incompletely, or are undone wrongly."""
 
 from collections.abc import Callable
 from typing import Any

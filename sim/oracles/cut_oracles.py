@@ -2,26 +2,23 @@
 
 Theory of operation
 -------------------
-An epoch names one checkpoint for each of its agents. The ground truth records after how many turns each image was
-taken. So for each channel, it can determine which messages had been sent and which had been consumed inside the cut.
-The oracles compare:
+An epoch names one checkpoint for each of its agents. The ground truth records after how many turns each image was taken. So for each
+channel, it can determine which messages had been sent and which had been consumed inside the cut. The oracles compare:
 
     orphan          consumed inside, but not sent inside, or still in the sender's outbox, so that a restart would
     resend the message channel state   sent inside and not consumed inside, in order = stored in-transit messages, then
     the sender's outbox
 
-*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch either was gone
-before the epoch, so that all its messages count as sent inside, or was created after the epoch, so that none of its
-messages counts. An agent was gone if it has stopped and the message that created it had left its parent inside the cut.
-Messages that wait for an agent that is leaving or gone will become dead letters, so the channels to such an agent are
-not compared. No message may have left for any other agent outside the epoch.
+*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch either was gone before the epoch, so that
+all its messages count as sent inside, or was created after the epoch, so that none of its messages counts. An agent was gone if it has
+stopped and the message that created it had left its parent inside the cut. Messages that wait for an agent that is leaving or gone will
+become dead letters, so the channels to such an agent are not compared. No message may have left for any other agent outside the epoch.
 
 *Vector clocks* check for orphans without channel counts: the cut is consistent iff no agent depends on more turns of another
 agent than are inside the cut (Mattern 1989). Vector clocks do not cover outboxes.
 
-*Stops.* A fleet must stop if its `stop_when` is true for a complete cut, and only then. The oracle evaluates the user's
-predicate on every complete cut that the world reads from the store, after the other oracles have compared the cut with
-the ground truth. The oracle checks:
+*Stops.* A fleet must stop if its `stop_when` is true for a complete cut, and only then. The oracle evaluates the user's predicate on every
+complete cut that the world reads from the store, after the other oracles have compared the cut with the ground truth. The oracle checks:
 
 - If the fleet's outcome is "stopped", it stopped at one of these cuts, and the predicate is true for that cut (G3).
 - If the predicate is true for the newest cut, the fleet ends, or completes a cut for which the predicate is false
@@ -54,9 +51,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 def record_cut(
     ground_truth: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Return every agent's position in a cut, and a finding for each checkpoint that was never captured or that differs
-    from its image.
-    """
+    """Return every agent's position in a cut, and a finding for each checkpoint that was never captured or that differs from its image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = ground_truth.branch_of(plan)
@@ -101,9 +96,7 @@ def _add_gone(branch: Branch, cut: CutRecord) -> None:
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
-    """Return whether the message that created `agent` had left its parent inside the cut. For an initial agent, the
-    result is always true.
-    """
+    """Return whether the message that created `agent` had left its parent inside the cut. For an initial agent, the result is always true."""
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -154,8 +147,7 @@ def check_counts(
 
 def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
     """Check a channel to an agent that is outside the cut and was not gone before it. A message that had left on this
-    channel would be lost.
-    """
+    channel would be lost."""
     left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -181,8 +173,7 @@ def _check_channel(
     parked: list[bytes],
 ) -> Iterator[Finding]:
     """Check that a channel's stored messages in transit and the sender's outbox contain exactly the messages that were
-    sent inside the cut but not consumed inside it.
-    """
+    sent inside the cut but not consumed inside it."""
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
@@ -215,9 +206,7 @@ def _check_channel(
 
 
 def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
-    """Return how many messages the sender's turns had sent on a channel at its position, including messages in its
-    outbox.
-    """
+    """Return how many messages the sender's turns had sent on a channel at its position, including messages in its outbox."""
     return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 

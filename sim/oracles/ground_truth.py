@@ -1,30 +1,26 @@
-"""Ground truth of a simulated run. It records for every message who sent it, who received it, and in which turns it was
-sent and consumed.
+"""Ground truth of a simulated run. It records for every message who sent it, who received it, and in which turns it was sent and consumed.
 
 Theory of operation
 -------------------
 The ground truth records the inputs and outputs of turns, and never uses the product's numbers, stamps, markers or
 vectors. So it shares no assumptions with the protocols that it is used to check.
 
-*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan begins with the
-checkpoint's history, up to the turn of the image, and continues in the plan's own branch. A host that does not know the
-newest plan yet (a zombie) continues in the old branch. This is allowed, but none of the zombie's work may become
-visible in a newer branch.
+*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan begins with the checkpoint's history,
+up to the turn of the image, and continues in the plan's own branch. A host that does not know the newest plan yet (a zombie) continues in
+the old branch. This is allowed, but none of the zombie's work may become visible in a newer branch.
 
 *Consumption.* The message that agent j consumes from agent i under plan p must be the next message of channel i → j in
 branch p. If the channel has no next message, the consumed message was never sent (G1), or was sent only in an older
 branch (G9). If the next message is a different message, a message was lost, duplicated or overtaken (G3).
 
-*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which
-the checkpoint was taken. The checkpoint's position is the number of turns finished before the image, over the agent's
-whole history. Message counts at a position are found by bisection, because a channel records the turn of every send and
-consumption. Messages that a finished turn has sent but that are still in the outbox have not left the sender. They
-belong to the sender's state, and a restart resends them.
+*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which the checkpoint was
+taken. The checkpoint's position is the number of turns finished before the image, over the agent's whole history. Message counts at a
+position are found by bisection, because a channel records the turn of every send and consumption. Messages that a finished turn has sent
+but that are still in the outbox have not left the sender. They belong to the sender's state, and a restart resends them.
 
-*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their
-sender. The world reports such messages (`on_unroutable`). They remain in the ground truth, because an earlier
-checkpoint of the sender still contains them, but they are skipped. The judge uses `is_created` to check a refused
-creation.
+*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their sender. The world reports
+such messages (`on_unroutable`). They remain in the ground truth, because an earlier checkpoint of the sender still contains them, but they
+are skipped. The judge uses `is_created` to check a refused creation.
 
 Recording a turn takes one lookup for its branch and agent, one lookup per channel, and otherwise only appends to lists.
 
@@ -32,32 +28,28 @@ Oracles of running turns
 ------------------------
 These oracles check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
-*Steps.* If a turn has continued after a step, the step is not run again for the same turn, despite crashes and
-recoveries from any checkpoint. There is one exception: if a host was frozen while a plan replaced it, it may still run
-steps of its older incarnation when it resumes, because steps are not fenced. The oracle identifies a turn by what its
-handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and the outcome
-of each request. Turns with the same start and outcomes are the same turn. Times are ignored, because a replayed turn
-gets the time of its first run (`ctx.now`) only if it continued after a later step. The oracle does not use the
-product's seeds, digests, logs or counts.
+*Steps.* If a turn has continued after a step, the step is not run again for the same turn, despite crashes and recoveries from any
+checkpoint. There is one exception: if a host was frozen while a plan replaced it, it may still run steps of its older incarnation when it
+resumes, because steps are not fenced. The oracle identifies a turn by what its handler has received: the number of the agent's earlier
+durable turns, the turn's cause and first state, and the outcome of each request. Turns with the same start and outcomes are the same turn.
+Times are ignored, because a replayed turn gets the time of its first run (`ctx.now`) only if it continued after a later step. The oracle
+does not use the product's seeds, digests, logs or counts.
 
-*Waits.* A durable wait with a time limit ends when this time has passed since the wait first began. No recovery
-restarts the wait or ends it early. A wait is identified like a step: by the start of its turn and the outcomes that the
-turn has received. A crashed or slow host may end a wait late. So the deadline is the latest of three times (the wait's
-own end, the last load of the agent, and the end of the last fault), plus a tolerance. Waits are not checked in runs
-with clock faults.
+*Waits.* A durable wait with a time limit ends when this time has passed since the wait first began. No recovery restarts the wait or ends
+it early. A wait is identified like a step: by the start of its turn and the outcomes that the turn has received. A crashed or slow host may
+end a wait late. So the deadline is the latest of three times (the wait's own end, the last load of the agent, and the end of the last
+fault), plus a tolerance. Waits are not checked in runs with clock faults.
 
-*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet
-is restored once in response. The oracle uses the turns that request rollbacks and the entries in the log. If a restore
-names an agent, this agent must have requested a rollback in the named incarnation. A second rollback at the same place
-for the same reason is left to operators. This rule applies as long as the log keeps the plan of the first rollback and
-no operator has restored the fleet since.
+*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored once in
+response. The oracle uses the turns that request rollbacks and the entries in the log. If a restore names an agent, this agent must have
+requested a rollback in the named incarnation. A second rollback at the same place for the same reason is left to operators. This rule
+applies as long as the log keeps the plan of the first rollback and no operator has restored the fleet since.
 
-*Effects.* Despite crashes, a fleet never calls an effect again after a turn has used the effect's outcome, and never
-calls it under its old key after it was undone. The oracle records the keys that are sent to outside services and the
-outcomes that handlers receive. A key belongs to one effect in one generation. Hosts that a plan has replaced may call
-pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does not repeat the
-effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet
-may repeat effects, so the oracle no longer reports anything.
+*Effects.* Despite crashes, a fleet never calls an effect again after a turn has used the effect's outcome, and never calls it under its old
+key after it was undone. The oracle records the keys that are sent to outside services and the outcomes that handlers receive. A key belongs
+to one effect in one generation. Hosts that a plan has replaced may call pending effects for a while: they are not fenced, and the service
+knows their keys. A restored fleet does not repeat the effects that were executed after the epoch to which it was restored. If bytes of a
+complete epoch are lost, the fleet may repeat effects, so the oracle no longer reports anything.
 """
 
 from bisect import bisect_right
@@ -98,9 +90,7 @@ from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 PATIENCE_NS = 2_000_000_000
-"""Time in nanoseconds by which a wait may end after its deadline. It allows for freezes, and for a handler to reach its
-wait again.
-"""
+"""Time in nanoseconds by which a wait may end after its deadline. It allows for freezes, and for a handler to reach its wait again."""
 
 EARLY_NS = 1_000_000
 
@@ -114,8 +104,7 @@ class WaitOracle:
         self._report = report
         self._due_ns: dict[TurnPosition, tuple[int, int]] = {}
         """Earliest and latest end of each wait. They may differ, because several histories may have reached the wait,
-        and a replaced host continues.
-        """
+        and a replaced host continues."""
         self._loaded_ns: dict[str, int] = {}
 
     def on_loaded(self, t_ns: int, agent: str) -> None:
@@ -123,9 +112,7 @@ class WaitOracle:
         self._loaded_ns[agent] = t_ns
 
     def on_waiting(self, t_ns: int, place: TurnPosition, timeout_ns: int, *, is_again: bool) -> None:
-        """Record that a turn waits. `is_again` means that the turn was restored from a checkpoint that was taken during
-        this wait.
-        """
+        """Record that a turn waits. `is_again` means that the turn was restored from a checkpoint that was taken during this wait."""
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
@@ -159,8 +146,7 @@ class StepRun(msgspec.Struct):
     """One run of a handler for a turn.
 
     Attributes:
-        begun: the turn's identity: the agent, the number of its earlier durable turns, the turn's cause, and its first
-            state.
+        begun: the turn's identity: the agent, the number of its earlier durable turns, the turn's cause, and its first state.
         seen: outcomes of all the turn's requests so far.
         asked: step that is running, or None.
         is_counted: whether the turn is already counted as a durable turn.
@@ -176,8 +162,7 @@ class StepRun(msgspec.Struct):
 
 class StepOracle:
     """Oracle that checks the steps in one run. Each agent's events must be reported in order. `waits` is the oracle
-    that checks waits with a time limit.
-    """
+    that checks waits with a time limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -191,9 +176,7 @@ class StepOracle:
         """Number of durable turns before each checkpoint, by (agent, incarnation, checkpoint number)."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Return what identifies the current point in the agent's turn: the turn's start, and all outcomes that the
-        turn has received.
-        """
+        """Return what identifies the current point in the agent's turn: the turn's start, and all outcomes that the turn has received."""
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
@@ -225,9 +208,7 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """Record that a turn has ended, or that its handler now waits. Outcomes of requests that were answered at once
-        are recorded too.
-        """
+        """Record that a turn has ended, or that its handler now waits. Outcomes of requests that were answered at once are recorded too."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -308,9 +289,7 @@ class RollbackOracle:
 
 
 class EffectOracle:
-    """Oracle that checks the effects in one run. `inputs` is the oracle that records whether bytes of a complete epoch
-    were lost.
-    """
+    """Oracle that checks the effects in one run. `inputs` is the oracle that records whether bytes of a complete epoch were lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -319,9 +298,7 @@ class EffectOracle:
         self._ended: dict[str, None] = {}
 
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
-        """Check that an agent may call an effect under this outside key. `is_present` means that the call was made
-        under the newest plan.
-        """
+        """Check that an agent may call an effect under this outside key. `is_present` means that the call was made under the newest plan."""
         self._called[agent, incarnation] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")
@@ -454,8 +431,7 @@ class GroundTruth:
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
     ) -> None:
-        """Record a message or input that was consumed during a durable turn. If `is_stashed`, it gets its own turn
-        later.
+        """Record a message or input that was consumed during a durable turn. If `is_stashed`, it gets its own turn later.
 
         If `what` is "stashed", the message had already been consumed before.
         """
@@ -539,9 +515,7 @@ class GroundTruth:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Return whether this branch contains a creation of `agent` that is not void. If so, any other creation must be
-        refused.
-        """
+        """Return whether this branch contains a creation of `agent` that is not void. If so, any other creation must be refused."""
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -568,8 +542,7 @@ class GroundTruth:
 
     def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
         """Record that an agent's checkpoint could not be taken. The agent's later work under this plan can never be
-        saved, so none of it may become visible.
-        """
+        saved, so none of it may become visible."""
         history = self.history_of(plan, agent)
         history.failed_ns = history.failed_ns or t_ns
 
@@ -740,9 +713,7 @@ class GroundTruth:
     # ---- branching ------------------------------------------------------------------------------------------------
 
     def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
-        """Create the branch for a plan that starts from a cut, where None means the initial states. Only events inside
-        the cut are copied.
-        """
+        """Create the branch for a plan that starts from a cut, where None means the initial states. Only events inside the cut are copied."""
         if cut is None:
             return self.branch_of(plan)
         source = self.branch_of(cut.plan)

@@ -1,6 +1,4 @@
-"""Data types of the ground truth: channels, turns, images, histories, branches and cuts. `ground_truth.py` explains the
-theory.
-"""
+"""Data types of the ground truth: channels, turns, images, histories, branches and cuts. `ground_truth.py` explains the theory."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -49,8 +47,7 @@ class ChannelTruth(msgspec.Struct):
         consumed_at: for each message consumed so far, the receiver's turn that consumed or skipped it.
         departed_at: for each message that has left, the sender's turn that had most recently begun or ended, or -1 if
             this turn is not in the branch. Empty if the world does not report departures.
-        void: maps the index of each void message to the number of void messages that the sender had before it. Void
-            messages never arrive.
+        void: maps the index of each void message to the number of void messages that the sender had before it. Void messages never arrive.
     """
 
     sender: str
@@ -134,8 +131,7 @@ class AgentHistory(msgspec.Struct):
 
     Attributes:
         turns: number of finished turns, including turns in earlier branches that lead to this branch.
-        origin: image from which the agent starts in the branch. None if the agent started in its initial state or did
-            not exist.
+        origin: image from which the agent starts in the branch. None if the agent started in its initial state or did not exist.
         stopped_at: turn in which the agent stopped, or 0 if it has not stopped.
         voids: number of the agent's messages that have become void.
         failed_ns: time at which a checkpoint of the agent failed, after which its work cannot be saved under this plan.
@@ -152,8 +148,7 @@ class AgentHistory(msgspec.Struct):
         words: operator commands about dead letters that were consumed.
         captured: images in order, including images from before the branch.
         log: turns, in order. Empty unless turns are to be replayed.
-        clocks: vector clock after each turn. Entry 0 is the clock before the first turn. Components are indexed by
-            `GroundTruth.places`.
+        clocks: vector clock after each turn. Entry 0 is the clock before the first turn. Components are indexed by `GroundTruth.places`.
     """
 
     agent: str
@@ -245,8 +240,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
     """Return an image's durable turn with its whole journal. In a captured image, the sealed parts of the journal are
-    added; a checkpoint already contains them.
-    """
+    added; a checkpoint already contains them."""
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]

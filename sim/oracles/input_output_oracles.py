@@ -1,18 +1,16 @@
 """Oracles for data that enters or leaves the fleet: clients' inputs (R1), answers to them (R2), released outputs (R2),
 and dead letters with their operator commands.
 
-*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is
-never revoked (R2). Both guarantees hold unless the bytes of a complete epoch are lost. The simulated clients report
-their inputs and the answers that they receive. The ground truth records which inputs were consumed in each history, by
-turns or as dead letters. Each input is identified by its bytes, which are unique, so the oracle does not need the
-product's numbers, keys and logs.
+*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
+Both guarantees hold unless the bytes of a complete epoch are lost. The simulated clients report their inputs and the answers that they
+receive. The ground truth records which inputs were consumed in each history, by turns or as dead letters. Each input is identified by its
+bytes, which are unique, so the oracle does not need the product's numbers, keys and logs.
 
-*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, but not consumed in the
-epoch to which the fleet is restored, has no effect in later histories (R1). If a client resends such an input, the
-answer must not be that it was already accepted. The oracle uses only which plan drops inputs, and from which cut this
-plan starts. A later plan that starts from the same epoch drops the same inputs; a plan that starts from a later epoch
-in that history inherits the drop. Inputs accepted by a host that follows the dropping plan, or a later plan, were not
-dropped. All other inputs may have been in transit.
+*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, but not consumed in the epoch to which the
+fleet is restored, has no effect in later histories (R1). If a client resends such an input, the answer must not be that it was already
+accepted. The oracle uses only which plan drops inputs, and from which cut this plan starts. A later plan that starts from the same epoch
+drops the same inputs; a plan that starts from a later epoch in that history inherits the drop. Inputs accepted by a host that follows the
+dropping plan, or a later plan, were not dropped. All other inputs may have been in transit.
 
 *Clients.* The input oracle also checks what a client's core promises to its program (`client/core.py`):
 
@@ -23,13 +21,12 @@ dropped. All other inputs may have been in transit.
 - Each send ends at its deadline.
 - Every answer that the core passes on was given by a turn of the agent.
 
-*Outputs.* The released outputs are exactly the outputs in the history of their cut, each once and in order, and the
-outputs of rolled-back epochs are explicitly reverted (R2). The ground truth records the outputs of each turn. Each
-output is identified by its bytes, which are unique. When a leader reports a release, the oracle reads the release file
-like a reader that began with the first file. Such a reader reverts the outputs of epochs above `after`, and then adds
-the new outputs. The reader must then have, for each agent in the cut, exactly the outputs that the agent's turns had
-emitted by the agent's position in the cut. All outputs of an agent that has left must be released. The product's output
-numbers are used only to check that they are consecutive.
+*Outputs.* The released outputs are exactly the outputs in the history of their cut, each once and in order, and the outputs of rolled-back
+epochs are explicitly reverted (R2). The ground truth records the outputs of each turn. Each output is identified by its bytes, which are
+unique. When a leader reports a release, the oracle reads the release file like a reader that began with the first file. Such a reader
+reverts the outputs of epochs above `after`, and then adds the new outputs. The reader must then have, for each agent in the cut, exactly
+the outputs that the agent's turns had emitted by the agent's position in the cut. All outputs of an agent that has left must be released.
+The product's output numbers are used only to check that they are consecutive.
 
 *Dead letters.* Each operator command takes effect once, and a retried dead letter has one turn. The ground truth
 records every message that becomes a dead letter, and every turn of a retried dead letter. So for each agent, it
@@ -74,8 +71,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 class Drop(msgspec.Struct, frozen=True):
     """A restore that dropped inputs: its plan, the time of its commit, and the number of turns of each agent in the cut
-    from which the plan starts.
-    """
+    from which the plan starts."""
 
     plan: int
     at_ns: int
@@ -106,8 +102,7 @@ class Drops:
 
     def on_taken(self, plan: int, payload: bytes, *, is_repeated: bool) -> None:
         """Record that a host that follows this plan has accepted an input or, if `is_repeated`, has answered that the
-        input had already been accepted.
-        """
+        input had already been accepted."""
         plans = self._repeated if is_repeated else self._accepted
         plans[payload] = max(plan, plans.get(payload, 0))
 
@@ -121,15 +116,12 @@ class Drops:
 
     def was_reported_accepted(self, plan: int, payload: bytes) -> bool:
         """Return whether the answer to a resent input was that it had already been accepted, although the plan that
-        answered had dropped the input.
-        """
+        answered had dropped the input."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Return whether an input that was acknowledged at this time had been dropped before this turn in the plan's
-        history.
-        """
+        """Return whether an input that was acknowledged at this time had been dropped before this turn in the plan's history."""
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )
@@ -172,8 +164,7 @@ class InputOracle:
     Attributes:
         offered: records of all inputs that clients have sent, by payload.
         drops: restores that dropped inputs.
-        has_fallen_back: whether the fleet was rolled back to before a complete epoch, because the epoch's bytes were
-            lost or by a restore.
+        has_fallen_back: whether the fleet was rolled back to before a complete epoch, because the epoch's bytes were lost or by a restore.
         has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older epoch.
     """
 
@@ -205,9 +196,7 @@ class InputOracle:
     # ---- receipts -------------------------------------------------------------------------------------------------
 
     def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
-        """Record that a host that follows this plan has answered that it accepts an input, or that it had already
-        accepted it.
-        """
+        """Record that a host that follows this plan has answered that it accepts an input, or that it had already accepted it."""
         self.drops.on_taken(plan, payload, is_repeated=is_repeated)
         self.offered[payload].words.append(number)
 
@@ -248,9 +237,7 @@ class InputOracle:
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
-        """Report that a client got an answer that the agent has stopped or does not exist, although the agent exists
-        and has never stopped.
-        """
+        """Report that a client got an answer that the agent has stopped or does not exist, although the agent exists and has never stopped."""
         self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
 
     # ---- answers --------------------------------------------------------------------------------------------------
@@ -272,9 +259,7 @@ class InputOracle:
         offered.answer = answer
 
     def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check an answer that a client received from a turn that may still be rolled back. It is b"" if the turn gave
-        no answer.
-        """
+        """Check an answer that a client received from a turn that may still be rolled back. It is b"" if the turn gave no answer."""
         offered = self.offered[payload]
         if answer and answer not in offered.replies:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
@@ -290,8 +275,7 @@ class InputOracle:
 
     def on_bytes_lost(self) -> None:
         """Record that a complete epoch is damaged and a plan starts from an older epoch. This may revoke final answers,
-        and effects since then may be called again.
-        """
+        and effects since then may be called again."""
         self.has_fallen_back = self.has_lost_bytes = True
 
     # ---- consumption ----------------------------------------------------------------------------------------------
@@ -311,8 +295,7 @@ class InputOracle:
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
         """Check, when the fleet is idle, that acknowledged inputs took effect in the order of their receipts, and that
-        dropped inputs had no effect.
-        """
+        dropped inputs had no effect."""
         alive = dict.fromkeys(living)
         turns_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
@@ -404,16 +387,13 @@ class OutputOracle:
 
     def on_called(self, t_ns: int, agent: str, key: str) -> None:
         """Check that the intent of an effect was released before the effect is called under this key. After that, no
-        failure can revert the request (G12).
-        """
+        failure can revert the request (G12)."""
         key_bytes = key.encode()
         if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
-        """Check that all outputs of an agent that has left are released. Outputs that are still on its host would be
-        lost.
-        """
+        """Check that all outputs of an agent that has left are released. Outputs that are still on its host would be lost."""
         released = [
             payload
             for each in self.had
@@ -427,9 +407,7 @@ class OutputOracle:
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Return whether the epoch belongs to the current plan's history. Readers revert rolled-back outputs only with
-        the next release.
-        """
+        """Return whether the epoch belongs to the current plan's history. Readers revert rolled-back outputs only with the next release."""
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -499,9 +477,7 @@ class OutputOracle:
         )
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
-        """Check that a reader has exactly the outputs that the agents in the cut had emitted by their positions in the
-        cut.
-        """
+        """Check that a reader has exactly the outputs that the agents in the cut had emitted by their positions in the cut."""
         for agent, place in cut.places.items():
             history = branch.histories.get(agent)
             if history is None or place.is_gone or place.captured is None:
@@ -513,9 +489,7 @@ class OutputOracle:
                 return
 
     def check_end(self, t_ns: int, epoch: int, cut: CutRecord | None, branch: Branch) -> None:
-        """Check, when the fleet is idle or has ended, that the newest epoch is released, even if no leader has reported
-        its release.
-        """
+        """Check, when the fleet is idle or has ended, that the newest epoch is released, even if no leader has reported its release."""
         if cut is not None and epoch not in self._released:
             self._compare(t_ns, epoch, cut, branch)
 

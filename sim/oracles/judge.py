@@ -1,5 +1,4 @@
-"""The judge, which is the only interface through which the simulated world reports events to the ground truth and the
-oracles.
+"""The judge, which is the only interface through which the simulated world reports events to the ground truth and the oracles.
 
 Theory of operation
 -------------------
@@ -69,9 +68,7 @@ VIOLATIONS_MAX = 20
 """Maximum number of violations kept per run. The first violation ends the run, and a single event rarely causes more."""
 
 CUTS_KEPT = 64
-"""Number of complete epochs whose cuts are kept, because plans may start from them. A simulated run stores far fewer
-epochs.
-"""
+"""Number of complete epochs whose cuts are kept, because plans may start from them. A simulated run stores far fewer epochs."""
 
 
 class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +78,7 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
         budget: "within" or "beyond", as in the scenario.
         wanted: retention policy that the coordinator must follow, or None.
         check_cut: function that checks the workload's invariant.
-        with_clocks, with_replay: whether to run the oracles that use vector clocks, and that replay turns. These are
-            the most expensive.
+        with_clocks, with_replay: whether to run the oracles that use vector clocks, and that replay turns. These are the most expensive.
         is_own: whether the fleet is a user's own.
     """
 
@@ -137,9 +133,7 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image that was just captured by a CaptureState command (with the basis "coordinated") or a
-        TakeCheckpoint command.
-        """
+        """Record an image that was just captured by a CaptureState command (with the basis "coordinated") or a TakeCheckpoint command."""
         if control.is_born:
             self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
@@ -151,8 +145,7 @@ class Judge:
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """Check that a creation was rightly refused. This is the case if an agent with this id has already been created
-        in this history.
+        """Check that a creation was rightly refused. This is the case if an agent with this id has already been created in this history.
 
         A refusal is also right on a host that follows an older plan, and in a fleet that has reached its maximum size.
         """
@@ -166,8 +159,7 @@ class Judge:
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
         """Check an agent that a host has loaded from a plan's recovery line. If `checkpoint` is None, the agent was
-        loaded in its initial state.
-        """
+        loaded in its initial state."""
         cut = self._cuts.get(line_epoch)
         if plan not in self.ground_truth.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
@@ -264,8 +256,7 @@ class Judge:
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
         """Check that a committed plan takes account of the hosts that froze in time. If the world never calls this
-        method, only lines of durable checkpoints are checked.
-        """
+        method, only lines of durable checkpoints are checked."""
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
@@ -287,9 +278,7 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """Check a proposal's outcome, as a leader has learned it. `index` is the entry's index, or None if the world
-        does not know it.
-        """
+        """Check a proposal's outcome, as a leader has learned it. `index` is the entry's index, or None if the world does not know it."""
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -344,8 +333,7 @@ class Judge:
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
         """Check that a deletion of files follows the retention policy. `before_ms` contains the creation times of the
-        epochs that had a ref before the deletion, and `after` the epochs that have a ref after it.
-        """
+        epochs that had a ref before the deletion, and `after` the epochs that have a ref after it."""
         if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
@@ -382,8 +370,7 @@ class Judge:
 
     def _base_of(self, epoch: int) -> int:
         """Return the newest complete epoch other than this epoch. The world may report this epoch before or after its
-        completion is committed.
-        """
+        completion is committed."""
         return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
 
     def on_published(self, t_ns: int, epoch: int, root: str) -> None:
@@ -392,9 +379,7 @@ class Judge:
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
     def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
-        """Check the outputs of an epoch that a leader reports as released. `release` is None if there is no release
-        file.
-        """
+        """Check the outputs of an epoch that a leader reports as released. `release` is None if there is no release file."""
         cut = self._cuts.get(epoch)
         branch = self.ground_truth.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
         is_void = self._outcomes.is_void(epoch)
@@ -402,8 +387,7 @@ class Judge:
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
         """Check that an epoch was rightly condemned. `is_whole` means that every byte of the epoch on the disk is as it
-        was written, so the epoch should not have been condemned.
-        """
+        was written, so the epoch should not have been condemned."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self.report("outcome", "G4", t_ns, text)
@@ -420,8 +404,7 @@ class Judge:
 
     def on_checkpoints_known(self, plan: int, agent: str, number: int) -> None:
         """Record that the coordinator has acknowledged this checkpoint. If the world never calls this method, recovery
-        lines are checked less strictly.
-        """
+        lines are checked less strictly."""
         self._lines.on_known(plan, agent, number)
 
     def note_damage(self, plan: int) -> None:
@@ -432,8 +415,7 @@ class Judge:
         """Check that a deletion of files deleted nothing that a recovery may need. `missing` lists the agent and number
         of each deleted checkpoint in packs of `plan`.
 
-        If `plan` is 0, the plan is unknown. In this case, only numbers that occur in no pack of an earlier plan are
-        checked.
+        If `plan` is 0, the plan is unknown. In this case, only numbers that occur in no pack of an earlier plan are checked.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
@@ -450,9 +432,7 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """Return, for each affected agent, how many (turns, checkpoints) it loses if the plan after `plan` starts from
-        this epoch.
-        """
+        """Return, for each affected agent, how many (turns, checkpoints) it loses if the plan after `plan` starts from this epoch."""
         source = self.ground_truth.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []
@@ -463,15 +443,12 @@ class Judge:
         return losses
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the agent has consumed this input in an epoch's cut. If the cut does not contain the agent,
-        return True.
-        """
+        """Return whether the agent has consumed this input in an epoch's cut. If the cut does not contain the agent, return True."""
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
         """Return whether an epoch's cut contains the turn that answered the input, or the input's dead letter. If the
-        cut does not contain the agent, return True.
-        """
+        cut does not contain the agent, return True."""
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
     def _holds(

@@ -3,40 +3,35 @@ later line needs is deleted (G7).
 
 Theory of operation
 -------------------
-An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal
-consistent line* of a set of checkpoints is unique: if two cuts are consistent, so is the cut with the later checkpoint
-of each agent. Two independent searches over all durable checkpoints must find the same line. The first search starts
-with the latest checkpoints, and lowers each agent that has consumed an unsent message. The second search, which is for
-small fleets, tries every combination.
+An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal consistent line* of a
+set of checkpoints is unique: if two cuts are consistent, so is the cut with the later checkpoint of each agent. Two independent searches
+over all durable checkpoints must find the same line. The first search starts with the latest checkpoints, and lowers each agent that has
+consumed an unsent message. The second search, which is for small fleets, tries every combination.
 
-*Exactness.* The coordinator computes the line when it proposes BeginEpoch, from the checkpoints that it knows at this
-time. The world does not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints
-that the coordinator knows:
+*Exactness.* The coordinator computes the line when it proposes BeginEpoch, from the checkpoints that it knows at this time. The world does
+not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints that the coordinator knows:
 
     known     the checkpoints that the coordinator had acknowledged to hosts, and the base (the previous epoch's line)
     durable   the checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
 
-An agent's reports arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between
-the two bounds. A line L is correct iff L is the maximal line for some choice of prefixes. A larger set never has a
-lower maximal line, and the set must contain L, so only the smallest such choice matters: L is correct iff L is durable
-and is the maximal line over all numbers up to max(known, L). If known = durable, L must equal the maximal line of all
-checkpoints.
+An agent's reports arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between the two bounds. A line
+L is correct iff L is the maximal line for some choice of prefixes. A larger set never has a lower maximal line, and the set must contain L,
+so only the smallest such choice matters: L is correct iff L is durable and is the maximal line over all numbers up to max(known, L). If
+known = durable, L must equal the maximal line of all checkpoints.
 
 If a checkpoint is damaged, the coordinator omits that checkpoint and all later ones of its agent. From `note_damage`
 until the next plan, the oracle checks only that the line is durable, consistent and not below its base.
 
-*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are requested to freeze their agents, and
-frozen agents are saved to the store. So the plan must start from the greatest line over durable checkpoints *and live
-states*: `check_plan` adds the live positions on hosts that froze in time to the candidates that the coordinator knew.
-What the coordinator actually knew does not show whether it waited for these states, so the oracle uses what the
-coordinator could have known.
+*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are requested to freeze their agents, and frozen agents are
+saved to the store. So the plan must start from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live
+positions on hosts that froze in time to the candidates that the coordinator knew. What the coordinator actually knew does not show whether
+it waited for these states, so the oracle uses what the coordinator could have known.
 
-A host *froze in time* if three conditions hold. It had been requested to freeze before the plan was proposed, it
-answered within the time limit, and the stream of the request was still open when the plan was committed. A correct
-coordinator has received such an answer before its proposal. If a host in the plan has not answered on such a stream, it
-also counts as long as its time limit has not passed, because the coordinator had to wait for it. A host that is late or
-had no stream does not count. If a host is not in the plan and answers only after the proposal, it does not count
-either, because the coordinator does not wait for an evicted host.
+A host *froze in time* if three conditions hold. It had been requested to freeze before the plan was proposed, it answered within the time
+limit, and the stream of the request was still open when the plan was committed. A correct coordinator has received such an answer before
+its proposal. If a host in the plan has not answered on such a stream, it also counts as long as its time limit has not passed, because the
+coordinator had to wait for it. A host that is late or had no stream does not count. If a host is not in the plan and answers only after the
+proposal, it does not count either, because the coordinator does not wait for an evicted host.
 
 The ground truth provides the frozen positions at the time of the freeze (or of the plan, if the host has not frozen
 yet). There is a position for each agent that was not in a turn and whose state could be saved; it consists of the
@@ -51,16 +46,14 @@ positions and the acknowledged checkpoints. It must equal the plan's line. The o
   line may contain this checkpoint, or it may contain a later checkpoint of the same agent and need the log of the
   messages sent in between.
 
-No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. If an agent has
-left the fleet, it is in no epoch that begins later, so its checkpoints are not needed when all earlier epochs have
-ended. In koo-toueg fleets, a checkpoint after the line is tentative and is deleted if its round aborts, so only the
-epoch is checked.
+No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. If an agent has left the fleet, it
+is in no epoch that begins later, so its checkpoints are not needed when all earlier epochs have ended. In koo-toueg fleets, a checkpoint
+after the line is tentative and is deleted if its round aborts, so only the epoch is checked.
 
-*Deleted epochs.* Epochs that the user's retention policy keeps must not be deleted, in addition to the epochs that a
-recovery needs. The oracle uses each epoch's creation time in milliseconds, which is read from the manifest. A policy
-keeps the newest `last` epochs, and the newest epoch in each of the latest `hourly` and `daily` time spans, counted
-backwards from the newest epoch. If an epoch's creation time lies in the future, a clock is wrong. The policy does not
-delete such epochs, and as long as they exist, the oracle checks nothing.
+*Deleted epochs.* Epochs that the user's retention policy keeps must not be deleted, in addition to the epochs that a recovery needs. The
+oracle uses each epoch's creation time in milliseconds, which is read from the manifest. A policy keeps the newest `last` epochs, and the
+newest epoch in each of the latest `hourly` and `daily` time spans, counted backwards from the newest epoch. If an epoch's creation time
+lies in the future, a clock is wrong. The policy does not delete such epochs, and as long as they exist, the oracle checks nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,8 +76,7 @@ from snapline.sim.oracles.ground_truth_records import (
 
 COMBINATIONS_MAX = 512
 """Maximum number of cuts that are tried one by one, in fleets with at most `AGENTS_MAX` agents. More cuts would take
-most of the run's time.
-"""
+most of the run's time."""
 
 AGENTS_MAX = 4
 
@@ -99,8 +91,7 @@ class Candidate(msgspec.Struct, frozen=True):
 Candidates = Mapping[str, Sequence[Candidate]]
 Channels = Sequence[tuple[str, str, list[int], list[int]]]
 """For each channel, its sender, its receiver, the number of messages that had left at each candidate of the sender, and
-the number consumed at each candidate of the receiver.
-"""
+the number consumed at each candidate of the receiver."""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
@@ -118,9 +109,7 @@ def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTr
 
 
 def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops`, found by lowering agents until there is no orphan. Lines are indices
-    of candidates.
-    """
+    """Return the maximal line at or below `tops`, found by lowering agents until there is no orphan. Lines are indices of candidates."""
     line = dict(tops)
     is_changing = True
     while is_changing:
@@ -187,9 +176,7 @@ class LineOracle:
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """Record that a BeginEpoch or CommitPlan was proposed, so its line is fixed. A repeated proposal has the same
-        line.
-        """
+        """Record that a BeginEpoch or CommitPlan was proposed, so its line is fixed. A repeated proposal has the same line."""
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
@@ -215,9 +202,7 @@ class LineOracle:
     # ---- judging --------------------------------------------------------------------------------------------------
 
     def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
-        """Check a recovery line that became an epoch. `base` is the previous epoch's line, or None for the initial
-        states.
-        """
+        """Check a recovery line that became an epoch. `base` is the previous epoch's line, or None for the initial states."""
         candidates = self._candidates(cut, base)
         line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
         late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
@@ -280,8 +265,7 @@ class LineOracle:
         self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
         """Check the plan that replaces `plan` and starts from `cut`, where None means the initial states. `live`
-        contains the positions of the agents that were frozen in time.
-        """
+        contains the positions of the agents that were frozen in time."""
         if plan in self._is_damaged:
             return
         known = self._proposed.get(request, {})
@@ -316,8 +300,7 @@ class LineOracle:
         """Return the candidates of each agent in the branch that still exists: its checkpoint in the base, and all
         later durable checkpoints.
 
-        Agents that were gone before the cut do not constrain other agents, because all their messages are inside the
-        cut.
+        Agents that were gone before the cut do not constrain other agents, because all their messages are inside the cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
@@ -336,8 +319,7 @@ class LineOracle:
 
 def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
     """Yield the checkpoints that follow a number consecutively. Checkpoints after a gap do not count, because the
-    missing checkpoint's part of the log is lost.
-    """
+    missing checkpoint's part of the log is lost."""
     while (captured := durable.get(number := number + 1)) is not None:
         yield Candidate(number, _place(captured))
 
@@ -361,8 +343,7 @@ Request = tuple[str, int]
 
 class Frozen(msgspec.Struct, frozen=True):
     """A host that froze in time. `is_awaited` means that the host has not answered yet and its time limit has not
-    passed. `start` is the host generation, or 0 if it is unknown.
-    """
+    passed. `start` is the host generation, or 0 if it is unknown."""
 
     host: str
     plan: int
@@ -411,9 +392,7 @@ class Freezes:
         self._proposed.setdefault(request, (t_ns, dict(self._asked)))
 
     def in_time(self, request: Request, hosts: Sequence[str]) -> Iterator[Frozen]:
-        """Yield the freezes of the hosts that froze in time for this committed proposal. `hosts` are the hosts in the
-        plan.
-        """
+        """Yield the freezes of the hosts that froze in time for this committed proposal. `hosts` are the hosts in the plan."""
         proposed_ns, asked = self._proposed.get(request, (0, {}))
         for stream, request_ in asked.items():
             if self._asked.get(stream) is not request_:
@@ -433,8 +412,7 @@ class LivePlaces:
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
-        """Record the positions of a host's frozen agents that are not in a turn. Only the first report for a request
-        counts.
+        """Record the positions of a host's frozen agents that are not in a turn. Only the first report for a request counts.
 
         A restarted host may get the request with the same number, but has no frozen agents.
         """
@@ -462,9 +440,7 @@ class LivePlaces:
 
 
 def _live_place(history: AgentHistory) -> CutPlace:
-    """Return an agent's current position. Messages that it has sent but that have not left count as being in its
-    outbox.
-    """
+    """Return an agent's current position. Messages that it has sent but that have not left count as being in its outbox."""
     parked = {
         receiver: len(channel.sent) - len(channel.void) - len(channel.departed_at)
         for receiver, channel in history.outward.items()
@@ -475,8 +451,7 @@ def _live_place(history: AgentHistory) -> CutPlace:
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
     """Return whether `cut` is a recovery line of `plan` that is at or above this checkpoint.
 
-    Checkpoints below a line may be deleted even if the line is condemned later, because some of these deletions are
-    late.
+    Checkpoints below a line may be deleted even if the line is condemned later, because some of these deletions are late.
     """
     place = cut.places.get(agent)
     return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
@@ -529,8 +504,7 @@ def check_retained(
     before_ms: Mapping[int, int], after: set[int], wanted: ExpectedRetention, *, now_ms: int
 ) -> Iterator[Finding]:
     """Check that a deletion follows the retention policy. `before_ms` contains the creation times of the epochs before
-    the deletion, `after` the epochs that are left, and `now_ms` the deleting node's clock.
-    """
+    the deletion, `after` the epochs that are left, and `now_ms` the deleting node's clock."""
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

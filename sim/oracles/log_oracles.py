@@ -3,9 +3,8 @@ callers observe it (G8).
 
 Theory of operation
 -------------------
-*Outcomes* (G4). The oracle computes its own table of epochs, using only the committed entries. Every request counts
-once: the oracle detects duplicates by client, sequence number and payload, whatever the product replies. These rules
-must hold:
+*Outcomes* (G4). The oracle computes its own table of epochs, using only the committed entries. Every request counts once: the oracle
+detects duplicates by client, sequence number and payload, whatever the product replies. These rules must hold:
 
 - An epoch begins once, with the next number, and ends once, as complete or aborted.
 - The number of the newest complete epoch never decreases, unless the epoch is condemned as damaged or the fleet is
@@ -15,11 +14,10 @@ must hold:
 
 "Complete means durable, whole and verified" is checked by reading the epoch from the disk when it becomes complete (`judge.py`).
 
-*Linearizability* (G8). Each acknowledged proposal is in the log exactly once, in an order that is consistent with real
-time. A log is linearizable if every proposal seems to take effect at one instant between its call and its answer
-(Herlihy and Wing 1990). Checking this is expensive if only calls and answers are known (Wing and Gong 1993). Here the
-order is known too, because the log's entries are a *witness*. So the following checks suffice, and they take linear
-time:
+*Linearizability* (G8). Each acknowledged proposal is in the log exactly once, in an order that is consistent with real time. A log is
+linearizable if every proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking this is
+expensive if only calls and answers are known (Wing and Gong 1993). Here the order is known too, because the log's entries are a *witness*.
+So the following checks suffice, and they take linear time:
 
 1. Every entry in the log was proposed earlier, at least as often as it is committed.
 2. Every acknowledged proposal is in the log with the acknowledged result, and each acknowledgement has its own entry.
@@ -61,8 +59,7 @@ class EpochLine(msgspec.Struct):
 
 
 class Outcomes:
-    """Oracle that computes each epoch's outcome from the committed log entries, and checks the rules for epochs and
-    plans.
+    """Oracle that computes each epoch's outcome from the committed log entries, and checks the rules for epochs and plans.
 
     Attributes:
         epochs: all epochs that have ever begun, including epochs that the product no longer remembers.
@@ -96,16 +93,12 @@ class Outcomes:
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
 
     def is_removed(self, plan: int, agent: str) -> bool:
-        """Return whether the agent has left the fleet under this plan, and every epoch that began before it left has
-        ended.
-        """
+        """Return whether the agent has left the fleet under this plan, and every epoch that began before it left has ended."""
         epochs_before = self._removed.get((plan, agent))
         return epochs_before is not None and all(epoch > epochs_before for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Return whether the recovery line of the plan after `plan` may omit survivors, because a limit was reached or
-        the store failed.
-        """
+        """Return whether the recovery line of the plan after `plan` may omit survivors, because a limit was reached or the store failed."""
         lines = [line for line in self.epochs.values() if line.plan == plan]
         recoveries = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
         is_failing = any(line.state in (ABORTED, CONDEMNED) for line in recoveries) or any(
@@ -281,8 +274,7 @@ class LogHistory:
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
         """Check a proposal's outcome, as its caller has received it. `index` is the index of the proposal's entry, or
-        None if it is unknown.
-        """
+        None if it is unknown."""
         record = self._proposals[proposal]
         if isinstance(outcome, Rejected):
             record.is_rejected = True

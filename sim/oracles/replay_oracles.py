@@ -2,28 +2,25 @@
 
 Theory of operation
 -------------------
-*Histories.* At the end of a run each agent has one surviving history. It consists of the turns that were not rolled
-back. The ground truth has the inputs of each turn, which are the message, the values that `ctx.random()` and
-`ctx.now()` returned, and the plan. A fresh object takes these turns in the same order, without failures, checkpoints
-and restores. The object must send the same messages and end in the same state as the real agent. Then a failure-free
-run can reach the fleet's state. G3 consists of this check and of "exactly-once", which checks that each consumed
-message was sent, and was consumed once and in order. States are compared as bytes. If the bytes differ, both states are
-decoded and encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that
-never left memory. Agents that failed with `on_error = "keep"` are not replayed after the failure, because such agents
-promise only an unchanged state.
+*Histories.* At the end of a run each agent has one surviving history. It consists of the turns that were not rolled back. The ground truth
+has the inputs of each turn, which are the message, the values that `ctx.random()` and `ctx.now()` returned, and the plan. A fresh object
+takes these turns in the same order, without failures, checkpoints and restores. The object must send the same messages and end in the same
+state as the real agent. Then a failure-free run can reach the fleet's state. G3 consists of this check and of "exactly-once", which checks
+that each consumed message was sent, and was consumed once and in order. States are compared as bytes. If the bytes differ, both states are
+decoded and encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that never left memory.
+Agents that failed with `on_error = "keep"` are not replayed after the failure, because such agents promise only an unchanged state.
 
 A user's fleet is replayed twice. The first replay uses the values that the run has left in module variables, and the
 second replay uses the variables' values in a new process. If a variable keeps its value during a recovery and a handler
 depends on it, at least one of the two replays shows a difference.
 
-*Durable turns.* For agents with durable turns, histories are not replayed. Instead, each durable turn is replayed when
-it ends. A handler that is replayed from its journal must make the same requests in the same order, and leave the same
-state. A recovery replays the handler from the turn's first state, and answers its requests from the journal. Crashes in
-the middle of a turn are rare, so the oracle replays every durable turn of a user's fleet that has ended after a wait.
-The oracle restores a fresh object as a recovery would, uses the turn's journal entries, and discards all effects. If a
-handler makes a different request, it diverges from its journal, either in this replay or in a recovery
-(`DivergenceError`). Both cases are the same violation, and the report names the agent, the handler and the line. A turn
-is not replayed if it never waited, failed, is a compensation, or has a state that cannot be restored.
+*Durable turns.* For agents with durable turns, histories are not replayed. Instead, each durable turn is replayed when it ends. A handler
+that is replayed from its journal must make the same requests in the same order, and leave the same state. A recovery replays the handler
+from the turn's first state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays
+every durable turn of a user's fleet that has ended after a wait. The oracle restores a fresh object as a recovery would, uses the turn's
+journal entries, and discards all effects. If a handler makes a different request, it diverges from its journal, either in this replay or in
+a recovery (`DivergenceError`). Both cases are the same violation, and the report names the agent, the handler and the line. A turn is not
+replayed if it never waited, failed, is a compensation, or has a state that cannot be restored.
 
 `DivergenceReasons` searches for the reason for which a user's fleet diverges.
 
@@ -126,8 +123,7 @@ class Variable:
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
         """Return the values that earlier runs in this process have left in variables, and the values before those runs.
-        The user's module stores both kinds of values.
-        """
+        The user's module stores both kinds of values."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
@@ -157,9 +153,7 @@ class DivergenceReasons:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Record which variables an agent class uses, before the class runs its first turn. Later calls for the same
-        class have no effect.
-        """
+        """Record which variables an agent class uses, before the class runs its first turn. Later calls for the same class have no effect."""
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -353,9 +347,7 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Return whether the value may change. A module, a function, a class, and an object of certain libraries cannot
-    change.
-    """
+    """Return whether the value may change. A module, a function, a class, and an object of certain libraries cannot change."""
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
@@ -367,8 +359,7 @@ def _is_large(value: object) -> bool:
 
 def _image(value: Any) -> bytes:
     """Return the bytes by which a value is compared. They encode the value's contents or, if the contents cannot be
-    encoded, the value's type.
-    """
+    encoded, the value's type."""
     if _is_large(value):
         return f"{len(value)} items".encode()
     try:
@@ -390,8 +381,7 @@ class ReplayOracle:
 
     Attributes:
         durable: oracle of single durable turns.
-        is_own: whether the fleet is a user's fleet. If so, its module variables are checked, and its durable turns are
-            replayed.
+        is_own: whether the fleet is a user's fleet. If so, its module variables are checked, and its durable turns are replayed.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
@@ -418,8 +408,7 @@ class ReplayOracle:
 
     def check(self, history: AgentHistory, state: bytes | None) -> str:
         """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
-        difference and its reason.
-        """
+        difference and its reason."""
         first = self._first.get(history.agent)
         different = replay(self._fleet, history, state, first)
         if not different and self.is_own:
@@ -477,8 +466,7 @@ def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: byte
     """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
     difference. If `state` is None, only sends are compared.
 
-    `first` is the agent's initial state. If it is None, the replay begins with the state with which the fleet creates
-    the agent now.
+    `first` is the agent's initial state. If it is None, the replay begins with the state with which the fleet creates the agent now.
     """
     try:
         return _run(fleet, history, state, first)
@@ -604,8 +592,7 @@ class DurableRun(msgspec.Struct):
 
 class DurableOracle:
     """Durable-turn oracle of one run of the world. If `is_again` is unset, turns are not replayed, and only divergences
-    in recoveries are reported.
-    """
+    in recoveries are reported."""
 
     def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
         self._report = report
@@ -677,9 +664,7 @@ def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
 
 
 def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
-    """Return how the replayed turn differs from the original turn. Return "" if the turns do not differ, or if the turn
-    cannot be replayed.
-    """
+    """Return how the replayed turn differs from the original turn. Return "" if the turns do not differ, or if the turn cannot be replayed."""
     handler, clock = _handler_of(known, run.payload), _Clock(draws)
     if handler is None or not handler.is_durable:
         return ""

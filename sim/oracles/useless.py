@@ -2,27 +2,24 @@
 
 Theory of operation
 -------------------
-Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …. The checkpoint c(i,0) is
-the agent's initial state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next interval.
-For each message it has an edge from the interval in which the message left to the interval in which the message was
-consumed. An edge means that undoing the first interval requires undoing the second. A Z-path is a path that contains
-the edge of at least one message.
+Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …. The checkpoint c(i,0) is the agent's initial
+state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next interval. For each message it has an edge from
+the interval in which the message left to the interval in which the message was consumed. An edge means that undoing the first interval
+requires undoing the second. A Z-path is a path that contains the edge of at least one message.
 
 *Useless.* A checkpoint on a Z-cycle is in no consistent cut (Netzer and Xu 1995). The checkpoint c(i,x) is on a Z-cycle
 if and only if undoing I(i,x) undoes I(i,x−1). Since the edge I(i,x−1) → I(i,x) always exists, this holds if and only if
 both intervals are in the same strongly connected component. Tarjan's algorithm finds the components in one pass. BCS,
 HMNR and the RDT family promise that no checkpoint is useless. Uncoordinated agents promise nothing.
 
-*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝
-I(j,y) must be the value for i in the dependency vector of agent j at the end of I(j,y). Agents send this vector with
-their messages, and receivers merge it into their own vector. This module computes the vectors from the order of turns
-in the ground truth. A message carries its sender's vector at its *departure*, perhaps several turns after the turn that
-sent the message. If the world does not report departures (`on_left`), tracking is not checked. A message may leave
-while another message is being tried or waits for a retry. Then the departing message carries the vector of that other
-message, which is already merged although its turn may end in a later interval.
+*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must be the
+value for i in the dependency vector of agent j at the end of I(j,y). Agents send this vector with their messages, and receivers merge it
+into their own vector. This module computes the vectors from the order of turns in the ground truth. A message carries its sender's vector
+at its *departure*, perhaps several turns after the turn that sent the message. If the world does not report departures (`on_left`),
+tracking is not checked. A message may leave while another message is being tried or waits for a retry. Then the departing message carries
+the vector of that other message, which is already merged although its turn may end in a later interval.
 
-The interval in which a message left is always known exactly, since an image's outbox shows which messages had left
-before the image.
+The interval in which a message left is always known exactly, since an image's outbox shows which messages had left before the image.
 """
 
 from bisect import bisect_right
@@ -69,9 +66,7 @@ class Intervals(msgspec.Struct):
     nodes: int
 
     def edges(self) -> list[list[int]]:
-        """Return the edges of the rollback graph. The list for each node contains the nodes that must be undone
-        together with this node.
-        """
+        """Return the edges of the rollback graph. The list for each node contains the nodes that must be undone together with this node."""
         successors: list[list[int]] = [[] for _ in range(self.nodes)]
         for agent, first in self.first.items():
             for node in range(first, first + len(self.checkpoints[agent])):
@@ -135,9 +130,7 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return the number of each node's strongly connected component. The algorithm is from Tarjan 1972, here without
-    recursion.
-    """
+    """Return the number of each node's strongly connected component. The algorithm is from Tarjan 1972, here without recursion."""
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)

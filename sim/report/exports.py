@@ -8,10 +8,9 @@ remain in the exported log, because they did happen. `diagrams/event_history.py`
 
 Perfetto
 --------
-A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the
-same time form one slice (turns take no virtual time). Each pair of a send and a receive is a flow between two slices.
-The periods during which a host is up are slices of its first thread. Epochs are spans of the process "coordinator",
-because several epochs may be open at once.
+A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the same time form one
+slice (turns take no virtual time). Each pair of a send and a receive is a flow between two slices. The periods during which a host is up
+are slices of its first thread. Epochs are spans of the process "coordinator", because several epochs may be open at once.
 """
 
 import json
@@ -24,8 +23,7 @@ from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEv
 
 SHIVIZ_EVENTS_MAX = 20_000
 """Maximum number of events that are exported. Of a longer recording, only the last events are exported. Browsers cannot
-draw more events, and clocks grow with the number of agents.
-"""
+draw more events, and clocks grow with the number of agents."""
 
 SLICE_MAX_NS = 1_000
 """Maximum duration of a slice. Events take no time, so without a duration a slice would be invisible."""
@@ -51,9 +49,7 @@ def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
-    """Yield each affected agent with a description of its action. A recovery affects several agents; any other event
-    affects one agent.
-    """
+    """Yield each affected agent with a description of its action. A recovery affects several agents; any other event affects one agent."""
     event = timed.event
     if isinstance(event, Recovery):
         for agent, number in event.line.items():

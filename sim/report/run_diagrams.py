@@ -30,8 +30,7 @@ class Columns:
 
     Attributes:
         times: times of the events in the window, in ascending order. Equal times may occur.
-        window: start and end time of the window. If the window contains the first or last event, it extends to the
-            start or end of the run.
+        window: start and end time of the window. If the window contains the first or last event, it extends to the start or end of the run.
         bounds: other times in the window that have a column. They are unique and in ascending order.
     """
 
@@ -66,8 +65,7 @@ class Columns:
 
     def ticks(self, least: float) -> Iterator[tuple[Position, str]]:
         """Yield columns that get a tick, and the text of their times. Ticks are at least `least` columns apart. Columns
-        with the same time share a tick.
-        """
+        with the same time share a tick."""
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
             place = self.of_time(time_ns)
@@ -140,9 +138,7 @@ def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[in
 
 
 EVENTS_MAX = 10_000
-"""Maximum number of events in a diagram. With more events, the diagram would be unreadable and its file would have many
-megabytes.
-"""
+"""Maximum number of events in a diagram. With more events, the diagram would be unreadable and its file would have many megabytes."""
 
 LANES_MAX = 60
 """Maximum number of agents in a diagram. More agents do not fit on a page."""
@@ -170,8 +166,7 @@ def draw_run(
     Args:
         recording: recording of the run.
         result: result of the same run, which contains the violations and faults.
-        events_max: maximum number of events to show. They are the events around the first violation, or the last
-            events.
+        events_max: maximum number of events to show. They are the events around the first violation, or the last events.
         agents_max: maximum number of agents to show.
         is_read_from_end: whether readers first see the right end of a wide diagram, so that the legend is placed there.
     """
@@ -182,9 +177,7 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """Return a scene with at most `events_max` events: the events around the first violation, or the last events if
-    there is no violation.
-    """
+    """Return a scene with at most `events_max` events: the events around the first violation, or the last events if there is no violation."""
     first, last = window_of(recording, result, events_max)
     past = past_events_of(recording)
     columns = Columns(recording, result, first, last)
@@ -265,8 +258,7 @@ def _front(front: Front, columns: Columns) -> Front:
 
 def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
     """Return the first and last position of the window, which is around the first violation or at the end of the run.
-    Return (0, -1) if there are no events.
-    """
+    Return (0, -1) if there are no events."""
     total = len(recording.events)
     around = total
     if result.violations:
@@ -277,9 +269,7 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Return whether any part of a front is inside the window. A window that begins with the first event includes the
-    initial states.
-    """
+    """Return whether any part of a front is inside the window. A window that begins with the first event includes the initial states."""
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -288,8 +278,7 @@ def _agents(
     recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
     """Return the agents to show, in the order of the recording. If there are too many agents, those with orphans are
-    preferred, and then the busiest.
-    """
+    preferred, and then the busiest."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
     for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
         event = timed.event
@@ -322,9 +311,7 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """Return, by agent, when the agent's initial host first went down, and when the agent next acted or the host came
-    back.
-    """
+    """Return, by agent, when the agent's initial host first went down, and when the agent next acted or the host came back."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))

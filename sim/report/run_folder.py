@@ -1,5 +1,4 @@
-"""Reads and writes the folder of a run. The folder contains everything needed to inspect the run, share it and repeat
-it.
+"""Reads and writes the folder of a run. The folder contains everything needed to inspect the run, share it and repeat it.
 
     result.json       the verdict with its evidence, probes, metrics, hashes
     config.toml       the scenario with all drawn values
@@ -12,8 +11,7 @@ it.
     metrics.csv       name, value
     repro.txt         commands that repeat the run
 
-`result.json` is written last, so if a folder contains this file, it is complete. The report can be regenerated from the
-other files.
+`result.json` is written last, so if a folder contains this file, it is complete. The report can be regenerated from the other files.
 
 JSON documents begin with `apiVersion` and `kind`, like all JSON documents that snapline writes. The trace has the
 format that `snapline analyze` reads, compressed with gzip. Each line also contains the virtual time `t_ns`, which other
@@ -52,9 +50,7 @@ from snapline.sim.scenario import Scenario, duration_ns, format_scenario, format
 from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 
 EVENTS_MAX = 2_000
-"""Maximum number of events in the page's diagram. More events would make a browser slow. `spacetime.svg` contains more
-events.
-"""
+"""Maximum number of events in the page's diagram. More events would make a browser slow. `spacetime.svg` contains more events."""
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
 """Maximum numbers of rows in the page's lists. `result.json` contains all rows."""
@@ -271,9 +267,7 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers
 
 
 def _reproduce(of: Page) -> Iterator[str]:
-    """Yield the commands that repeat the run. Their paths are relative to the run's folder, so they remain correct if
-    the folder is moved.
-    """
+    """Yield the commands that repeat the run. Their paths are relative to the run's folder, so they remain correct if the folder is moved."""
     yield "<p>In this folder:</p>"
     yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
     commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"
@@ -284,9 +278,7 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Origin of a result. `schema` is the version of the scenario format. `commit` is the commit of the code, or "" if
-    it is unknown.
-    """
+    """Origin of a result. `schema` is the version of the scenario format. `commit` is the commit of the code, or "" if it is unknown."""
 
     schema: int
     commit: str
@@ -340,8 +332,7 @@ def write_run(
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
     """Return the contents of all files, by name, in the order in which they are written. None stands for a file that
-    this run does not have.
-    """
+    this run does not have."""
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -386,9 +377,7 @@ def page_of(run: StoredRun) -> Page:
 
 
 def _catalogue(result: Result) -> dict[str, str]:
-    """Return the meanings of all probes, by name. A probe that must never be reached is included only if it was
-    reached.
-    """
+    """Return the meanings of all probes, by name. A probe that must never be reached is included only if it was reached."""
     return {
         name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
     }
@@ -458,8 +447,7 @@ def _read_text(path: Path) -> str:
 
 
 def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
-    """Create the folder for a new run, `base/<name>/<UTC time>-<seed>`, and let the link `base/<name>/latest` point to
-    it.
+    """Create the folder for a new run, `base/<name>/<UTC time>-<seed>`, and let the link `base/<name>/latest` point to it.
 
     The link is replaced atomically, so it always points to an existing folder.
 
@@ -478,8 +466,7 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
 
 
 def sweep_file(base: Path, name: str, now: datetime) -> Path:
-    """Return the path for a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create the folder that will
-    contain it.
+    """Return the path for a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create the folder that will contain it.
 
     Raises:
         UsageError: If the folder cannot be created.
@@ -562,9 +549,7 @@ def _csv(cell: str) -> str:
 
 
 def faults_toml(faults: Iterable[ExecutedFault]) -> str:
-    """Return the contents of `faults.toml`: the executed faults, in order. If a fault has no end, its key `until` is
-    omitted.
-    """
+    """Return the contents of `faults.toml`: the executed faults, in order. If a fault has no end, its key `until` is omitted."""
     return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
 
 
@@ -594,8 +579,7 @@ def choices_json(choices: Record) -> bytes:
 
 def _plain(part: object) -> object:
     """Return part of a choice's key in a form that JSON can represent. Tuples become lists. Types other than text,
-    integers and None are rejected, because they could not be read back.
-    """
+    integers and None are rejected, because they could not be read back."""
     if isinstance(part, tuple):
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):

@@ -1,13 +1,11 @@
 """Reports for display in a terminal: the outcome of one run, and the failure of a test that runs many seeds.
 
-*Outcome* (`summarise`). The outcome fits on one screen, and the most important parts come first. It has at most
-`LINES_MAX` lines with at most `WIDTH` characters each; omitted items are counted. Control characters in a user's error
-message are removed.
+*Outcome* (`summarise`). The outcome fits on one screen, and the most important parts come first. It has at most `LINES_MAX` lines with at
+most `WIDTH` characters each; omitted items are counted. Control characters in a user's error message are removed.
 
-*Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest
-failing scenario. The failed run is shrunk within a time limit and then repeated with a recording. Its folder contains
-the diagrams, the choices, and the steps of shrinking. The report shows only the scenario's non-default values; the
-folder contains all values.
+*Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest failing scenario. The
+failed run is shrunk within a time limit and then repeated with a recording. Its folder contains the diagrams, the choices, and the steps of
+shrinking. The report shows only the scenario's non-default values; the folder contains all values.
 """
 
 import shlex
@@ -78,9 +76,7 @@ class Failure(msgspec.Struct):
 
 
 class TestLocation(msgspec.Struct, frozen=True):
-    """Location of a test. `command` is the command that runs the test, and `folder` is where the run's files are
-    written.
-    """
+    """Location of a test. `command` is the command that runs the test, and `folder` is where the run's files are written."""
 
     command: str
     folder: Path
@@ -209,8 +205,7 @@ def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | Non
 
 def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
     """Return the shrunk scenario with the original fleet settings. They do not affect a user's fleet, so shrinking has
-    simplified them without effect.
-    """
+    simplified them without effect."""
     fleet = original.fleet
     if not fleet.module:
         return shrunk

@@ -1,6 +1,4 @@
-"""Command `python -m snapline.sim.script [--rewrite] FILE…`, which checks the traces in scenario scripts or rewrites
-them.
-"""
+"""Command `python -m snapline.sim.script [--rewrite] FILE…`, which checks the traces in scenario scripts or rewrites them."""
 
 import sys
 from pathlib import Path

@@ -36,9 +36,7 @@ MARKERS = "markers"
 FLEET_USAGE = "fleet AGENT [AGENT…] [protocol=NAME] [channels=AGENT->AGENT,…]"
 
 AGENTS_MAX = 26
-"""Maximum number of agents in a script. With more agents, scripts would be unreadable; use the simulator for larger
-fleets.
-"""
+"""Maximum number of agents in a script. With more agents, scripts would be unreadable; use the simulator for larger fleets."""
 
 
 def run_script(text: str) -> str:

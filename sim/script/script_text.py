@@ -16,9 +16,8 @@ same fleet, unless it creates a new fleet. Rewriting a script changes only the t
 A command consists of a verb, words, and options of the form `name=value`. A verb's usage text also defines which words
 and options its commands may have.
 
-Each line in a trace is a command from a core or an action of the host, in the form `Name(value, name=value)`. A core's
-command is written with all its fields. A piggyback is decoded according to its protocol, and agents in it are shown by
-name.
+Each line in a trace is a command from a core or an action of the host, in the form `Name(value, name=value)`. A core's command is written
+with all its fields. A piggyback is decoded according to its protocol, and agents in it are shown by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,9 +86,7 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def write_block(block: Block, trace: list[str]) -> str:
-    """Return the text of a block with this trace. Leading blank lines are omitted, because the caller joins blocks with
-    a blank line.
-    """
+    """Return the text of a block with this trace. Leading blank lines are omitted, because the caller joins blocks with a blank line."""
     lines = list(block.written)
     while lines and not lines[0]:
         del lines[0]
@@ -191,8 +188,7 @@ def format_value(value: object) -> str:
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """Return the content of a piggyback, as fields for `format_call`. For a protocol without a piggyback, return no
-    fields.
+    """Return the content of a piggyback, as fields for `format_call`. For a protocol without a piggyback, return no fields.
 
     Args:
         protocol: name of a rule in `rules.RULES`.
@@ -218,14 +214,12 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
 def _hmnr_entry(value: int) -> str:
     """Format an entry. It states the number of known checkpoints, then "taken" if the path from the last of them
-    contains a checkpoint, and "behind" if the agent's clock is lower.
-    """
+    contains a checkpoint, and "behind" if the agent's clock is lower."""
     return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
 
 
 def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
     """Format an entry. It states the number of known checkpoints, then "simple" if the path from the last of them is
-    simple, and the agents that the path reaches.
-    """
+    simple, and the agents that the path reaches."""
     reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
     return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"

@@ -1,14 +1,12 @@
 """Scripted fleets that run Chandy-Lamport, either the production protocol or the plain algorithm. Both produce cuts.
 
-*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close
-channels early, and a coordinator. An agent must record its state for each epoch that an announcement, a marker or a
-stamp names; the host does this between turns. The scripted coordinator begins epochs, collects reports, and ends an
-epoch when the reports cover all agents and channels. All agents learn of an epoch's end at once; every other message
-from the coordinator is delivered by a command.
+*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early, and a
+coordinator. An agent must record its state for each epoch that an announcement, a marker or a stamp names; the host does this between
+turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports cover all agents and channels. All
+agents learn of an epoch's end at once; every other message from the coordinator is delivered by a command.
 
-*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels and no stamps, only
-markers. A message counts as received when the core has handled it, so there is no mailbox, and `deliver` combines the
-arrival and the turn.
+*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels and no stamps, only markers. A message
+counts as received when the core has handled it, so there is no mailbox, and `deliver` combines the arrival and the turn.
 
 `ScriptedCuts` keeps the complete cuts, and compares each cut with the ground truth.
 """
@@ -51,8 +49,7 @@ class ScriptedCut(msgspec.Struct, frozen=True):
         numbers: each agent's checkpoint number, or 0 if the agent does not exist yet in the cut.
         in_transit: recorded channel states, by channel.
         unborn: agents that do not exist yet in the cut.
-        gone: agents that had left before the cut. All their actions belong to the cut, and messages to them are dead
-            letters.
+        gone: agents that had left before the cut. All their actions belong to the cut, and messages to them are dead letters.
     """
 
     numbers: dict[str, int]
@@ -90,8 +87,7 @@ class ScriptedCuts:
 
     def _do_line(self, command: ScriptCommand) -> None:
         """Write the last complete cut to the trace as the recovery line. The line does not depend on the option
-        `failed`, which is only validated.
-        """
+        `failed`, which is only validated."""
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
         self._fleet.trace.append(f"{self._word} {number}: {self._format(self.by_number[number])}")
@@ -117,8 +113,7 @@ class ScriptedCuts:
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
         """Return a cut as a recovery line. An agent that had left before the cut keeps all its actions; an agent that
-        was created after the cut keeps none.
-        """
+        was created after the cut keeps none."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def recover_fleet(self) -> None:
@@ -143,9 +138,7 @@ class ScriptedCuts:
 
 
 class _Epoch(msgspec.Struct):
-    """Epoch that is open at the coordinator. `gone` contains the committed message numbers of agents that had left
-    before the epoch.
-    """
+    """Epoch that is open at the coordinator. `gone` contains the committed message numbers of agents that had left before the epoch."""
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
@@ -190,9 +183,7 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core after a rollback. The recovery has aborted all open epochs, so all epochs that began have
-        ended.
-        """
+        """Create a new core after a rollback. The recovery has aborted all open epochs, so all epochs that began have ended."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -200,9 +191,7 @@ class ScriptedStamps(ScriptedProtocol):
         return stamp, b"", {"stamp": stamp}
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """Pass a message first to the core and then to the mailbox. This order ensures that no record counts the
-        message twice.
-        """
+        """Pass a message first to the core and then to the mailbox. This order ensures that no record counts the message twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)

@@ -1,10 +1,9 @@
 """Scripted protocols in which agents take checkpoints individually. The recovery line is computed, and surviving agents
 are rolled back as little as possible.
 
-*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`) uses the agents' cores and the coordinator's round.
-Requests, answers and decisions are delivered at once. But an agent answers only between turns, so a request to a busy
-agent waits for the command `end`. A blocked agent takes no turn, and its messages stay in the outbox until the
-decision.
+*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`) uses the agents' cores and the coordinator's round. Requests, answers and
+decisions are delivered at once. But an agent answers only between turns, so a request to a busy agent waits for the command `end`. A
+blocked agent takes no turn, and its messages stay in the outbox until the decision.
 
 *Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`) are taken without coordination, or according to a
 communication-induced rule. A turn that consumes a message has these steps: ask the rule whether a checkpoint is forced,
@@ -178,9 +177,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _send_decision(self, decision: Decide) -> None:
-        """Send the decision to all agents that were requested to take a checkpoint. Then send the messages in their
-        outboxes.
-        """
+        """Send the decision to all agents that were requested to take a checkpoint. Then send the messages in their outboxes."""
         assert self._round is not None
         self._questions.clear()
         recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]
@@ -196,8 +193,7 @@ class ScriptedKooToueg(ScriptedProtocol):
 
     def recover(self, failed: list[str]) -> None:
         """Recover the fleet after these agents have crashed. The open round is ended first, so that surviving agents
-        learn its outcome before the recovery.
-        """
+        learn its outcome before the recovery."""
         self._crashed = failed
         if self._round is not None:
             for name in failed:
@@ -274,8 +270,7 @@ class ScriptedRule(ScriptedProtocol):
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
         """Return a description of everything that a message could carry. A copy of the rule is used, because sending a
-        message changes a rule.
-        """
+        message changes a rule."""
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

@@ -1,18 +1,15 @@
-"""Small fleet that a script controls, with agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing
-protocol.
+"""Small fleet that a script controls, with agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing protocol.
 
-Nothing happens without a command. A message stays in its channel until the command `deliver` or `arrive`, and a marker
-until the command `marker`. A turn is either a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages
-sent during such a long turn leave at its end. The host performs the duties of each core in order, and writes its own
-actions and all commands from the cores to the trace.
+Nothing happens without a command. A message stays in its channel until the command `deliver` or `arrive`, and a marker until the command
+`marker`. A turn is either a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during such a long turn leave at
+its end. The host performs the duties of each core in order, and writes its own actions and all commands from the cores to the trace.
 
 If a core raises `ProtocolError`, the error becomes part of the trace, because a script may show how a broken network is
 detected. If a command is wrong in any other way, a `UsageError` names the script's line.
 
-The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption,
-checkpoint and recovery is one line in a trace that `recovery.trace` can read. From this trace, the package `recovery`
-computes recovery lines, orphans and messages in transit, and `ScriptedCuts` compares a protocol's cuts with the
-results.
+The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint and
+recovery is one line in a trace that `recovery.trace` can read. From this trace, the package `recovery` computes recovery lines, orphans and
+messages in transit, and `ScriptedCuts` compares a protocol's cuts with the results.
 """
 
 from abc import ABC, abstractmethod
@@ -47,15 +44,11 @@ from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, forma
 # -- ground truth ---------------------------------------------------------------------------------------------------------
 
 RestartLine = dict[str, int | None]
-"""Maps each agent to the number of the checkpoint to which it is rolled back. None means that the agent keeps its live
-state.
-"""
+"""Maps each agent to the number of the checkpoint to which it is rolled back. None means that the agent keeps its live state."""
 
 
 class ScriptedMessage(msgspec.Struct, frozen=True):
-    """A message. Only the epoch-stamped protocol uses `stamp`, and only communication-induced protocols use
-    `piggyback`.
-    """
+    """A message. Only the epoch-stamped protocol uses `stamp`, and only communication-induced protocols use `piggyback`."""
 
     name: str
     sender: str
@@ -103,8 +96,7 @@ class MessageHistory:
 
     def line(self, failed: Collection[str]) -> RestartLine:
         """Return the recovery line for the failure of these agents. Check that both algorithms for recovery lines
-        return the same line (G5).
-        """
+        return the same line (G5)."""
         execution = Execution.of(self.trace())
         ordinals = execution.ordinals(failed)
         numbers = recovery_line(execution, ordinals)
@@ -117,8 +109,7 @@ class MessageHistory:
 
     def rounds(self, failed: Collection[str]) -> list[str]:
         """Describe the domino effect. The list contains one line for each round of rollbacks that follows the rollback
-        of the failed agents.
-        """
+        of the failed agents."""
         return [
             f"round {number}: {' '.join(round_.orphans)} never sent, so "
             + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
@@ -140,9 +131,7 @@ class MessageHistory:
         return [self.messages[name] for name in names]
 
     def orphans(self, line: Mapping[str, int | None]) -> list[str]:
-        """Return the names of the orphans, which are messages that were consumed before the line but not sent before
-        it.
-        """
+        """Return the names of the orphans, which are messages that were consumed before the line but not sent before it."""
         execution = Execution.of(self.trace())
         inside = _numbers(execution, line)
         return [
@@ -183,9 +172,7 @@ class ScriptedMarker(msgspec.Struct, frozen=True):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An agent's checkpoint: its state, the message numbers on its channels, and the core's image if the protocol saves
-    it.
-    """
+    """An agent's checkpoint: its state, the message numbers on its channels, and the core's image if the protocol saves it."""
 
     state: tuple[str, ...] = ()
     sent: dict[str, int] = {}
@@ -197,15 +184,13 @@ class ScriptedAgent:
     """A scripted agent. Its state is the list of the messages that its turns have consumed.
 
     Attributes:
-        sent, received: number of the last message sent to each other agent, and of the last message consumed from each
-            other agent.
+        sent, received: number of the last message sent to each other agent, and of the last message consumed from each other agent.
         mailbox: messages that have arrived but have not been consumed yet.
         outbox: messages that a turn has sent but that have not left the host yet, as (receiver, name).
         has_running_turn: whether a turn is running.
         running: message that the running turn consumes, or None if the turn consumes no message.
         phase: "living", "left" (the agent's leaving is committed, but open epochs still need the agent) or "gone".
-        failure: error that the agent's core has raised, or "". After an error, the agent cannot be used until the fleet
-            is rolled back.
+        failure: error that the agent's core has raised, or "". After an error, the agent cannot be used until the fleet is rolled back.
         images: checkpoints by number.
     """
 
@@ -269,9 +254,7 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        """Return the stamp and the piggyback for a message that is being sent, and the fields that represent them in
-        the trace.
-        """
+        """Return the stamp and the piggyback for a message that is being sent, and the fields that represent them in the trace."""
 
     def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
         """Raise an error if the protocol does not allow this `send` command."""
@@ -337,8 +320,7 @@ class ScriptedFleet:
         """Execute a command, and return its trace.
 
         Raises:
-            UsageError: If the command is unknown or is impossible in the current state. The message names the script's
-                line.
+            UsageError: If the command is unknown or is impossible in the current state. The message names the script's line.
         """
         self.trace = []
         dispatch(command, self._verbs())
@@ -467,8 +449,7 @@ class ScriptedFleet:
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
         """If the receiver has left, dead-letter the channel's first message and return True. If an open epoch still
-        needs the receiver, its core handles the message first.
-        """
+        needs the receiver, its core handles the message first."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -591,9 +572,7 @@ class ScriptedFleet:
         return number
 
     def roll_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
-        """Roll every agent back to its checkpoint on the line. Deliver the given messages in transit again, and drop
-        all other messages.
-        """
+        """Roll every agent back to its checkpoint on the line. Deliver the given messages in transit again, and drop all other messages."""
         self.book.recover(line)
         self.channels.clear()
         for agent in self.agents.values():

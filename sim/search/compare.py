@@ -1,14 +1,12 @@
 """Compares all combinations of protocols, patterns, intervals and failure rates, measured with the same seeds.
 
-A *cell* is one combination. All cells run the same seeds, so fleets, delays by key and failure times are the same in
-all cells. Hosts crash at random with a constant rate (the intervals are exponential, and drawn from the seed alone) and
-restart soon. Cells are compared seed by seed (`paired_difference`), so that effects that a seed has in all cells cancel
-out. If a seed does not pass in a cell, it has no values in this cell. A difference uses only the seeds that passed in
-both cells.
+A *cell* is one combination. All cells run the same seeds, so fleets, delays by key and failure times are the same in all cells. Hosts crash
+at random with a constant rate (the intervals are exponential, and drawn from the seed alone) and restart soon. Cells are compared seed by
+seed (`paired_difference`), so that effects that a seed has in all cells cancel out. If a seed does not pass in a cell, it has no values in
+this cell. A difference uses only the seeds that passed in both cells.
 
-`overhead` is the relative increase in virtual time compared with a *bare* run, which has no checkpoints and no
-failures. The overhead includes pauses, piggybacks, lost work and recoveries. In a cell without failures, the overhead
-is the cost of checkpoints alone.
+`overhead` is the relative increase in virtual time compared with a *bare* run, which has no checkpoints and no failures. The overhead
+includes pauses, piggybacks, lost work and recoveries. In a cell without failures, the overhead is the cost of checkpoints alone.
 
 Statistics over several runs assume that the runs are independent and identically distributed, because their seeds are.
 There are two kinds of 95 % confidence intervals:
@@ -45,19 +43,14 @@ from snapline.sim.search.worker import Runner, Task
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 RESAMPLES = 2_000
-"""Number of bootstrap samples. It is large enough that the ends of an interval are stable to about 5 % of the
-interval's width.
-"""
+"""Number of bootstrap samples. It is large enough that the ends of an interval are stable to about 5 % of the interval's width."""
 
 BOOTSTRAPPED_MAX = 1_000
-"""Maximum number of pairs for a bootstrap. With more pairs, Student's interval is accurate enough, and a bootstrap
-would take seconds.
-"""
+"""Maximum number of pairs for a bootstrap. With more pairs, Student's interval is accurate enough, and a bootstrap would take seconds."""
 
 EXACT_DEGREES_MAX = 200
 """Maximum degrees of freedom for which the t distribution is computed exactly. With more degrees, an expansion is
-accurate to more than six digits.
-"""
+accurate to more than six digits."""
 
 NORMAL_975 = 1.959963984540054
 """Percentile 97.5 of the standard normal distribution."""
@@ -91,8 +84,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 def summarise(values: Iterable[float]) -> Summary:
     """Return the mean with Student's interval, and percentiles. If there are no values, the interval is infinite and
-    all other values are NaN.
-    """
+    all other values are NaN."""
     ordered = sorted(values)
     if not ordered:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, -math.inf, math.inf)
@@ -136,9 +128,7 @@ def t_975(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Return the probability that a t-distributed value lies between -t and t (Abramowitz and Stegun, 26.7.3 and
-    26.7.4).
-    """
+    """Return the probability that a t-distributed value lies between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     square = math.cos(angle) ** 2
     is_odd = degrees % 2 == 1
@@ -152,9 +142,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def _expanded(degrees: int) -> float:
-    """Return percentile 97.5 of Student's t distribution by Cornish and Fisher's expansion (Abramowitz and Stegun,
-    26.7.5).
-    """
+    """Return percentile 97.5 of Student's t distribution by Cornish and Fisher's expansion (Abramowitz and Stegun, 26.7.5)."""
     z = NORMAL_975
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -163,9 +151,7 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """Return the mean of the differences of `values` from `baseline`. Both sequences must be in the same order of
-    seeds.
-    """
+    """Return the mean of the differences of `values` from `baseline`. Both sequences must be in the same order of seeds."""
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])
@@ -182,8 +168,7 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
 
     Args:
         count: number of runs.
-        statistic: function that computes the statistic from run indices, which may repeat. Samples for which it returns
-            NaN are omitted.
+        statistic: function that computes the statistic from run indices, which may repeat. Samples for which it returns NaN are omitted.
         seed: seed from which samples are drawn.
     """
     if count == 0:
@@ -268,9 +253,7 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """Difference in a metric between the protocol of a cell and the first protocol with otherwise equal settings,
-    computed seed by seed.
-    """
+    """Difference in a metric between the protocol of a cell and the first protocol with otherwise equal settings, computed seed by seed."""
 
     setting: Setting
     baseline: str
@@ -279,9 +262,7 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """Comparison of all cells. `bare` contains, for each pattern, the durations of the bare runs in virtual seconds,
-    one value per seed.
-    """
+    """Comparison of all cells. `bare` contains, for each pattern, the durations of the bare runs in virtual seconds, one value per seed."""
 
     name: str
     protocols: list[str]
@@ -386,9 +367,7 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
 
 
 def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
-    """Return host crashes at exponentially distributed intervals until the end of the run. They are the same in every
-    cell with this rate.
-    """
+    """Return host crashes at exponentially distributed intervals until the end of the run. They are the same in every cell with this rate."""
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
@@ -439,8 +418,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
     """Return all metrics of a run, including derived metrics. If the run did not pass, return an empty dict.
 
     Args:
-        without: result of the run with the same settings and seed but without failures, or None if there is no such
-            run.
+        without: result of the run with the same settings and seed but without failures, or None if there is no such run.
         bare_s: duration of the bare run, or NaN if it is unknown.
     """
     if result.verdict != "pass":
@@ -460,8 +438,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 def work_s(result: Result) -> float:
     """Return how long the work took. If the work is endless, return how long a thousand messages took. Return NaN if
-    the duration is unknown.
-    """
+    the duration is unknown."""
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
     per_s = result.metrics.get("throughput_per_s", 0.0)

@@ -1,24 +1,20 @@
 """Reports a comparison as a table for a terminal and as a figure, and recommends a protocol and interval.
 
-The figure has one panel for each pattern and failure rate. In a panel, there is one group of bars for each interval,
-with one bar for each protocol. A whisker shows the 95 % confidence interval of the mean. Both the colour of a bar and a
-number under it identify the protocol. The same comparison always produces the same bytes. The SVG file contains no
-script.
+The figure has one panel for each pattern and failure rate. In a panel, there is one group of bars for each interval, with one bar for each
+protocol. A whisker shows the 95 % confidence interval of the mean. Both the colour of a bar and a number under it identify the protocol.
+The same comparison always produces the same bytes. The SVG file contains no script.
 
-The recommendation is chosen from the measured cells, and its confidence is stated in words. `protocols/advice.py`
-computes the expected hourly cost and chooses among equally good protocols. The *loss* is the cost of a failure. If runs
-report lost turns, the total loss is the time that these turns would take at the pace of a bare run, plus the time in
-recoveries. Otherwise, it is the extra time that the same work takes with failures, computed seed by seed. Both are
-divided by the number of failures.
+The recommendation is chosen from the measured cells, and its confidence is stated in words. `protocols/advice.py` computes the expected
+hourly cost and chooses among equally good protocols. The *loss* is the cost of a failure. If runs report lost turns, the total loss is the
+time that these turns would take at the pace of a bare run, plus the time in recoveries. Otherwise, it is the extra time that the same work
+takes with failures, computed seed by seed. Both are divided by the number of failures.
 
-The protocol that has the lowest cost at its best measured interval is recommended. If the costs of other protocols are
-not clearly higher, the simplest of all these protocols is recommended (`SIMPLEST_FIRST`: coordinated before
-uncoordinated before communication-induced).
+The protocol that has the lowest cost at its best measured interval is recommended. If the costs of other protocols are not clearly higher,
+the simplest of all these protocols is recommended (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
 
-The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint
-(overhead × interval). It must lie between measured intervals and cost no more than the best measured interval.
-Otherwise, the best measured interval is recommended. Measurements take precedence over formulas, and the formula is not
-applied to a cost that cannot be distinguished from zero.
+The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint (overhead ×
+interval). It must lie between measured intervals and cost no more than the best measured interval. Otherwise, the best measured interval is
+recommended. Measurements take precedence over formulas, and the formula is not applied to a cost that cannot be distinguished from zero.
 """
 
 import math
@@ -46,9 +42,7 @@ from snapline.sim.search.compare import (
 
 
 class PricedSetting(msgspec.Struct, frozen=True):
-    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference from the
-    cheapest setting's cost.
-    """
+    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference from the cheapest setting's cost."""
 
     protocol: str
     interval_s: float
@@ -62,8 +56,7 @@ class PricedSetting(msgspec.Struct, frozen=True):
 
 class Advice(msgspec.Struct, frozen=True):
     """Recommended settings. `why` justifies them in sentences with numbers. `options` lists all settings that were
-    considered, cheapest first.
-    """
+    considered, cheapest first."""
 
     protocol: str
     interval_s: float
@@ -111,9 +104,7 @@ class Pricer:
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
     def all(self) -> list[PricedSetting]:
-        """Return the cost of each protocol at each interval, cheapest first. Settings whose cost is unknown are
-        omitted.
-        """
+        """Return the cost of each protocol at each interval, cheapest first. Settings whose cost is unknown are omitted."""
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
         costs = {setting: self.cost_s(*setting, every) for setting in settings}
@@ -130,8 +121,7 @@ class Pricer:
         resampled: dict[tuple[str, float], list[float]],
     ) -> PricedSetting:
         """Compute a setting's cost and its difference from the cheapest setting. All settings use the same samples of
-        seeds, so costs can be subtracted sample by sample.
-        """
+        seeds, so costs can be subtracted sample by sample."""
         count = len(self._comparison.seeds)
         cost = with_percentiles(count, costs[setting], resampled[setting])
         differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
@@ -140,9 +130,7 @@ class Pricer:
         return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the cost of a setting in seconds per hour, computed from the picked seeds, or NaN if the cost is
-        unknown.
-        """
+        """Return the cost of a setting in seconds per hour, computed from the picked seeds, or NaN if the cost is unknown."""
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
@@ -281,8 +269,7 @@ NOTHING = 1e-12
 
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
 """Colours that are readable on light and dark backgrounds. If there are more protocols than colours, colours are
-reused, and the numbers under the bars identify the protocols.
-"""
+reused, and the numbers under the bars identify the protocols."""
 
 RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis { stroke: var(--ink); }
 .small { font-size: 10px; }"""
@@ -292,8 +279,7 @@ def table(
     comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
     """Return a table with one line per cell. Each value is the mean ± half the width of its confidence interval, with
-    "*" if the protocol clearly differs from the first.
-    """
+    "*" if the protocol clearly differs from the first."""
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]
     clear = {(one.setting, one.metric) for one in comparison.contrasts if one.difference.is_clear}
     rows = [["pattern", "failures/s", "interval", "protocol", "passed", *shown]]
@@ -331,9 +317,7 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Maps values to vertical pixel positions in a panel. Values outside the ticks are clamped to the first or last
-    tick.
-    """
+    """Maps values to vertical pixel positions in a panel. Values outside the ticks are clamped to the first or last tick."""
 
     top: float
     ticks: list[float]

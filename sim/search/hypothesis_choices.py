@@ -29,16 +29,13 @@ STREAMS = ("net", "fault", "storage", "schedule", "log")
 
 CHOICES_MAX = 500
 """Maximum number of draws per run. Hypothesis abandons examples that reach 8192 bytes, and rejects tests whose examples
-often come near this limit.
-"""
+often come near this limit."""
 
 CHANGES_MAX = 20
 """Maximum number of non-benign choices per run. Most bugs need fewer than five."""
 
 PLACES_MAX = 300
-"""Number of positions in a stream at which a choice may be non-benign. A run of a small fleet makes a few hundred
-choices per stream.
-"""
+"""Number of positions in a stream at which a choice may be non-benign. A run of a small fleet makes a few hundred choices per stream."""
 
 VALUE_MAX = 64
 """Maximum value that is drawn for a choice. If the choice has fewer outcomes, the value wraps around."""
@@ -84,8 +81,7 @@ class HypothesisChoices:
 
 class SparseChoices:
     """Choices that are benign except at given positions. `changes` maps (stream, position in the stream) to a value. An
-    object can be used for only one run.
-    """
+    object can be used for only one run."""
 
     def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
         self._changes = dict(changes)

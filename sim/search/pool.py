@@ -82,8 +82,7 @@ def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
 def run_tasks(
     setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str | None = None
 ) -> Generator[Answered, None, None]:
-    """Execute tasks in `jobs` worker processes, or in this process if `jobs` is 0. Closing the iterator kills the
-    workers.
+    """Execute tasks in `jobs` worker processes, or in this process if `jobs` is 0. Closing the iterator kills the workers.
 
     Raises:
         UsageError: If `jobs` is out of range, or if the workers cannot load the runner.
@@ -125,9 +124,7 @@ class Process:
         self.send(setup)
 
     def send(self, what: Setup | list[Task]) -> None:
-        """Send settings or tasks to the worker. Errors are ignored, because a dead worker is detected when its answer
-        is read.
-        """
+        """Send settings or tasks to the worker. Errors are ignored, because a dead worker is detected when its answer is read."""
         with suppress(OSError):
             self.connection.send_bytes(msgspec.msgpack.encode(what))
 
@@ -144,9 +141,7 @@ class Process:
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
     def close(self, *, grace_s: float = 0.0) -> str:
-        """Wait up to `grace_s` seconds for the process to exit, and then kill it. Return a description of how the
-        process ended.
-        """
+        """Wait up to `grace_s` seconds for the process to exit, and then kill it. Return a description of how the process ended."""
         self.connection.close()
         try:
             code = self._process.wait(grace_s)
@@ -235,8 +230,7 @@ class WorkerPool:
 
     def _remove_dead_worker(self, process: Process, *, grace_s: float = 0.0) -> Iterator[Answered]:
         """Remove a worker that has died or does not answer. Its current task gets the verdict "broken", and its
-        remaining tasks return to the queue.
-        """
+        remaining tasks return to the queue."""
         del self._processes[process.connection]
         cause = process.close(grace_s=grace_s)
         if not process.is_ready:

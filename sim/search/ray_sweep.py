@@ -1,8 +1,7 @@
 """Runs a sweep on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
 
-Ray is an optional dependency (`pip install 'snapline[ray]'`) and is imported only in this module, when it is used. The
-template is sent as TOML and the results as MessagePack, so the head and the workers need only the same version of
-snapline.
+Ray is an optional dependency (`pip install 'snapline[ray]'`) and is imported only in this module, when it is used. The template is sent as
+TOML and the results as MessagePack, so the head and the workers need only the same version of snapline.
 
 Each Ray task runs a group of seeds (a *chunk*). Only `AHEAD` chunks per processor are submitted at a time, so that the
 sweep adapts quickly when nodes join or leave. If a node dies, Ray reruns its chunk on another node (`RETRIES`). If the
@@ -66,8 +65,7 @@ def sweep_on_ray(
     catalogue: Iterable[str] = (),
     metrics_csv: Path | None = None,
 ) -> SweepSummary:
-    """Run a sweep on a Ray cluster. For most arguments, see `sweep`. The determinism check runs locally, in new
-    interpreters.
+    """Run a sweep on a Ray cluster. For most arguments, see `sweep`. The determinism check runs locally, in new interpreters.
 
     Args:
         address: address of a running cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local"
@@ -189,8 +187,7 @@ class Cluster:
 
     def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
         """Queue the seeds of a chunk whose process has died again, one by one. If the chunk has only one seed, return a
-        result with the verdict "broken" instead.
-        """
+        result with the verdict "broken" instead."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]
         self._waiting.extendleft([seed] for seed in reversed(chunk))

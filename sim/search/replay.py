@@ -1,13 +1,11 @@
 """Repeats runs, to check that a run is deterministic, and to find the first difference between two runs.
 
-A run must depend only on the scenario, the seed and the choices. Bugs that violate this (iteration over a set, a string
-hash, state left from an earlier run) become visible if the run is repeated in a new interpreter with a different
-PYTHONHASHSEED.
+A run must depend only on the scenario, the seed and the choices. Bugs that violate this (iteration over a set, a string hash, state left
+from an earlier run) become visible if the run is repeated in a new interpreter with a different PYTHONHASHSEED.
 
-Runs are compared by their trace hash. If the trace hashes differ, the hashes after every thousand journal entries
-(waypoints) locate the first difference to within a thousand entries. Both runs are then repeated, keeping only this
-part of the journal, and the first differing entry in each run is shown. This entry is the first effect of the
-nondeterminism, and usually close to its cause.
+Runs are compared by their trace hash. If the trace hashes differ, the hashes after every thousand journal entries (waypoints) locate the
+first difference to within a thousand entries. Both runs are then repeated, keeping only this part of the journal, and the first differing
+entry in each run is shown. This entry is the first effect of the nondeterminism, and usually close to its cause.
 
 A run's folder (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn
 values, the seed and the choices.
@@ -47,8 +45,7 @@ class Divergence(msgspec.Struct):
 
     Attributes:
         differing: names of the differing fields, such as "trace_hash".
-        window: range of journal entries that contains the first difference, according to the waypoints. (0, 0) if it
-            was not determined.
+        window: range of journal entries that contains the first difference, according to the waypoints. (0, 0) if it was not determined.
         entry: number of the first differing journal entry, or None if it was not determined.
         before: the last entries before the differing entry, which are equal in both runs.
         here: first differing entry in the first run.
@@ -101,8 +98,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
 
     Args:
         scenario: the scenario with all drawn values.
-        runner: a module-level function that runs a seed. If it supports `window_at`, the first differing entry is
-            determined.
+        runner: a module-level function that runs a seed. If it supports `window_at`, the first differing entry is determined.
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
@@ -155,8 +151,7 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 
 class ReplayResult(msgspec.Struct):
     """Result of a repeated run. `warnings` lists reasons why the result may differ from the stored result.
-    `expected_hash` is the stored run's trace hash, or "".
-    """
+    `expected_hash` is the stored run's trace hash, or ""."""
 
     result: Result
     expected_hash: str
@@ -168,8 +163,7 @@ class ReplayResult(msgspec.Struct):
 
 
 def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> ReplayResult:
-    """Repeat the run that is stored in a folder, with its choices. `commit` is the commit of the running code, or "" if
-    it is unknown.
+    """Repeat the run that is stored in a folder, with its choices. `commit` is the commit of the running code, or "" if it is unknown.
 
     Raises:
         UsageError: See `read_repro`.
@@ -207,9 +201,7 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Return reasons why a repeated run may have a different result. `commit` is the commit of the running code, or ""
-    if it is unknown.
-    """
+    """Return reasons why a repeated run may have a different result. `commit` is the commit of the running code, or "" if it is unknown."""
     _, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

@@ -2,10 +2,9 @@
 
 Theory of operation
 -------------------
-Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries
-simpler candidates, and keeps a candidate if its run still fails with the same oracle. A candidate that passes, or fails
-in a different way, is dropped. So the shrinker needs no knowledge of the bug, and every state that it keeps has been
-observed to fail.
+Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries simpler candidates, and
+keeps a candidate if its run still fails with the same oracle. A candidate that passes, or fails in a different way, is dropped. So the
+shrinker needs no knowledge of the bug, and every state that it keeps has been observed to fail.
 
 1. Benign choices: make all choices benign, or all choices except those of one stream. If the bug no longer occurs, try
    the same with other message delays and checkpoint intervals. Most bugs survive this step, and then the later steps
@@ -22,12 +21,11 @@ observed to fail.
 7. Choices to 0: set whole streams to 0, then apply delta debugging to the rest, and then lower the remaining values
    towards 1.
 
-The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored, and in new
-situations the choice is benign. If an agent or half of the messages are removed, the bug often requires a different
-interleaving. So in the first round, a candidate is also tried with fresh choices in the streams that have choices. The
-fresh choices are drawn from the original seed and from a few other seeds. Such a candidate is kept only if its size
-does not grow. The steps are repeated until nothing changes or the time limit is reached. Finally, the result is
-verified by running the scenario as parsed from its text.
+The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored, and in new situations the choice
+is benign. If an agent or half of the messages are removed, the bug often requires a different interleaving. So in the first round, a
+candidate is also tried with fresh choices in the streams that have choices. The fresh choices are drawn from the original seed and from a
+few other seeds. Such a candidate is kept only if its size does not grow. The steps are repeated until nothing changes or the time limit is
+reached. Finally, the result is verified by running the scenario as parsed from its text.
 
 If the bug is a violation, a candidate may have at most a small multiple of the events of the smallest state so far.
 Without this limit, a passing candidate would run to its end, which takes a hundred times as long.
@@ -42,11 +40,10 @@ Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying an
 3. Otherwise, if the test fails with all parts except one, continue with these parts.
 4. Otherwise, use twice as many parts, until each part contains one item.
 
-The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. If a single
-item causes the failure, the number of tests is a small multiple of log₂ of the list's length; if no item can be
-removed, it is at most quadratic. Departure: a failing test may report which items it used, and the unused items are
-removed at once. In a similar way, `lowest` finds a smaller number for which the test still fails. Times are reduced in
-whole milliseconds.
+The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. If a single item causes the
+failure, the number of tests is a small multiple of log₂ of the list's length; if no item can be removed, it is at most quadratic.
+Departure: a failing test may report which items it used, and the unused items are removed at once. In a similar way, `lowest` finds a
+smaller number for which the test still fails. Times are reduced in whole milliseconds.
 
 `render` produces the files that describe a shrunk bug to the developer who fixes it:
 
@@ -83,8 +80,7 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
     Args:
         items: a list for which the test is known to fail.
-        needed: the test. It returns None if the test passes with a list, and otherwise the items that the failing test
-            used, in order.
+        needed: the test. It returns None if the test passes with a list, and otherwise the items that the failing test used, in order.
     """
     kept = list(items)
     parts = 2
@@ -105,8 +101,7 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
     """Try each chunk, and then each complement of a chunk. Return the needed items of the first that fails, or None,
-    and whether it was a single chunk.
-    """
+    and whether it was a single chunk."""
     for chunk in chunks:
         needed_items = needed(chunk)
         if needed_items is not None:
@@ -121,8 +116,7 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Search for a lower value that works. Try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the first
-    value that works.
+    """Search for a lower value that works. Try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the first value that works.
 
     Args:
         value: a value that is known to work.
@@ -248,8 +242,7 @@ def with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) ->
 
 OTHER_SEEDS = 4
 """Number of further seeds to try if a candidate does not fail with the replayed choices. If a bug occurs with one seed
-in four, it is then kept with probability 0.7. More seeds would cost more time than they save.
-"""
+in four, it is then kept with probability 0.7. More seeds would cost more time than they save."""
 
 ROUNDS_MAX = 8
 """Maximum number of rounds of all steps. Usually, only two or three rounds change anything."""
@@ -257,15 +250,12 @@ ROUNDS_MAX = 8
 FAULT_STREAM = "fault"
 
 EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
-"""If the bug is a violation, a candidate's event limit is this factor times the events of the smallest state so far,
-plus this constant.
-"""
+"""If the bug is a violation, a candidate's event limit is this factor times the events of the smallest state so far, plus this constant."""
 
 PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
 PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
 """Message delays and checkpoint intervals to try. Slow messages come first, because with slow messages few messages are
-consumed before the bug.
-"""
+consumed before the bug."""
 
 RATES_PER_S = (2.0, 10.0, 50.0)
 """Message rates to try. They help if many messages are consumed while a slow operation is in progress."""
@@ -273,9 +263,7 @@ RATES_PER_S = (2.0, 10.0, 50.0)
 PACE = "another pace"
 
 FINENESS = 8
-"""Bisection stops when the remaining range is at most the value divided by this number. The next round continues from
-there.
-"""
+"""Bisection stops when the remaining range is at most the value divided by this number. The next round continues from there."""
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
@@ -299,9 +287,7 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """Smallest failing state that was found. `result` is the result of the verification run, and `record` contains this
-    run's choices.
-    """
+    """Smallest failing state that was found. `result` is the result of the verification run, and `record` contains this run's choices."""
 
     scenario: Scenario
     seed: int
@@ -320,8 +306,7 @@ class Shrunk(msgspec.Struct):
 
 def signature_of(result: Result) -> str:
     """Return what identifies the bug and must not change during shrinking: the first oracle that reported a violation,
-    the verdict "undecided", or the kind of error.
-    """
+    the verdict "undecided", or the kind of error."""
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -449,8 +434,7 @@ class Shrinker:
         again, return the original state.
 
         Raises:
-            SnaplineError: If neither the smallest state nor the original state fails again, so that runs are not
-                repeatable.
+            SnaplineError: If neither the smallest state nor the original state fails again, so that runs are not repeatable.
         """
         for scenario, seed, record in ((self.scenario, self.seed, self.record), self._original):
             written = parse_scenario(format_scenario(scenario), source="the shrunk scenario")
@@ -480,8 +464,7 @@ class Shrinker:
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
         """Keep a candidate if its run fails in the same way with these choices or, if `has_fresh` is set, with fresh
-        choices. Return whether it was kept.
-        """
+        choices. Return whether it was kept."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
@@ -489,8 +472,7 @@ class Shrinker:
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
         """Try a candidate with fresh choices in these streams and benign choices in all other streams. Keep it only if
-        its size does not grow. Return whether it was kept.
-        """
+        its size does not grow. Return whether it was kept."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
@@ -547,8 +529,7 @@ class Shrinker:
 
     def _try_benign_choices(self) -> None:
         """Try making all choices benign, then all choices except those of one stream, and then the same with other
-        message delays and checkpoint intervals.
-        """
+        message delays and checkpoint intervals."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -647,14 +628,12 @@ class Shrinker:
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
         """Try to lower a value of the scenario: try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the
-        first value with which the bug occurs.
-        """
+        first value with which the bug occurs."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
         """Try a candidate if its scenario is valid. For example, a scenario that names a removed host is invalid.
-        Return whether it was kept.
-        """
+        Return whether it was kept."""
         if not is_valid(candidate):
             return False
         if record is not None:
@@ -673,17 +652,14 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Try a candidate, and keep it only if the state's size grows by at most `growth_max`. Return whether it was
-        kept.
-        """
+        """Try a candidate, and keep it only if the state's size grows by at most `growth_max`. Return whether it was kept."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
         """Try setting choices to 0, first all choices at once, then by stream, and then by delta debugging. Then try
-        lowering the remaining choices towards 1.
-        """
+        lowering the remaining choices towards 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return

@@ -1,15 +1,13 @@
 """Swarm testing: each run draws a concrete scenario from a template and a seed.
 
-If a test enables every feature, it uses each of them a little and none of them intensively. So each run first draws
-*which* kinds of faults it may have (each kind with probability ½), and then draws faults of only these kinds. Fleet,
-delays and speed are drawn over orders of magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA
-2012; FoundationDB does the same with its knobs). In some runs, each failpoint is active with probability ¼, as in
-FoundationDB.
+If a test enables every feature, it uses each of them a little and none of them intensively. So each run first draws *which* kinds of faults
+it may have (each kind with probability ½), and then draws faults of only these kinds. Fleet, delays and speed are drawn over orders of
+magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some
+runs, each failpoint is active with probability ¼, as in FoundationDB.
 
-Uniform conditions hide bugs that depend on differences between nodes. So delay and loss may affect only one pair of
-nodes or one direction, in some runs permanently. In half of the runs with built-in patterns, some limits are small
-(`product_patches.py`), so that small fleets reach limits that otherwise only large fleets would reach. `sweep.py`
-counts in how many scenarios each of these elements occurs.
+Uniform conditions hide bugs that depend on differences between nodes. So delay and loss may affect only one pair of nodes or one direction,
+in some runs permanently. In half of the runs with built-in patterns, some limits are small (`product_patches.py`), so that small fleets
+reach limits that otherwise only large fleets would reach. `sweep.py` counts in how many scenarios each of these elements occurs.
 
 If the template's budget is "within", a drawn fault that would exceed the fault budget is omitted. Faults that the
 template defines are kept. If it defines any, its hosts and coordinators are kept too, because faults may name them.
@@ -108,8 +106,7 @@ class ScenarioDraw:
 
     def one_in_separate(self, n: int, *key: str | int) -> bool:
         """Return True with probability 1 / n, drawn from a separate stream. New kinds of draws use this stream so that
-        they do not change a seed's other draws.
-        """
+        they do not change a seed's other draws."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_separate(self, n: int, *key: str | int) -> int:
@@ -134,8 +131,7 @@ class ScenarioDraw:
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
         """Draw a time in nanoseconds, distributed evenly over orders of magnitude. `least_ns` is doubled a drawn number
-        of times, and then a value up to the next doubling is drawn and rounded to two or three digits.
-        """
+        of times, and then a value up to the next doubling is drawn and rounded to two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
@@ -193,16 +189,13 @@ class Span:
 
     def lasts(self) -> str:
         """Draw a duration. If there is time, half of the durations are long enough for the fleet to declare a host lost
-        and recover without it.
-        """
+        and recover without it."""
         if self.room_ns > 2 * S and self.one_in(2, "is long"):
             return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the scope of a network fault: in a third of all cases all nodes, otherwise a pair of nodes or one
-        direction of a pair.
-        """
+        """Draw the scope of a network fault: in a third of all cases all nodes, otherwise a pair of nodes or one direction of a pair."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -280,8 +273,7 @@ def _draw_partition(span: Span) -> FaultKind:
 
 def _draw_crash(span: Span) -> FaultKind:
     """Draw a crash. Half of the crashes affect one host at a given time. A rolling crash is drawn only if there is
-    enough time for all hosts.
-    """
+    enough time for all hosts."""
     after = span.back_after()
     match span.between(0, 7, "style"):
         case 0 | 1:
@@ -311,9 +303,7 @@ def _draw_pause(span: Span) -> FaultKind:
 
 
 def _draw_hang(span: Span) -> FaultKind:
-    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host that makes no
-    progress.
-    """
+    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host that makes no progress."""
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
@@ -377,14 +367,11 @@ MANUAL_ONLY_ONE_IN = 16
 """One run in sixteen has no trigger, only manual snapshots."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
-"""Number of sequential messages (request, answer, outcome) and store calls (pack, recovery line, manifest, ref) in a
-koo-toueg round.
-"""
+"""Number of sequential messages (request, answer, outcome) and store calls (pack, recovery line, manifest, ref) in a koo-toueg round."""
 
 EPOCH_EXCHANGES = 6
 """Number of sequential exchanges in an epoch: the begin is logged, the begin is sent, markers are sent, checkpoints are
-stored, reports are sent, and the completion is logged. A koo-toueg round has twice as many.
-"""
+stored, reports are sent, and the completion is logged. A koo-toueg round has twice as many."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Prefixes of failpoints that fleets with the protocol chandy-lamport never reach."""
@@ -401,17 +388,13 @@ _PAYING = ("paying", *_BOOKING)
 """Patterns whose agents call stubs and whose operators handle failed compensations."""
 
 PAYING_NS = 90 * S
-"""Additional time for a run with effects, because calls may fail repeatedly and then an operator issues a retry
-command.
-"""
+"""Additional time for a run with effects, because calls may fail repeatedly and then an operator issues a retry command."""
 
 EPOCH_PERIOD_MIN_NS = 250 * MS
 """Minimum interval between epochs that a timer triggers in a run with effects. The effects request further epochs."""
 
 _DURABLE = ("planning", *_PAYING)
-"""Patterns that are tested mainly by recoveries during a turn. One of their turns takes as long as a whole run with
-another pattern.
-"""
+"""Patterns that are tested mainly by recoveries during a turn. One of their turns takes as long as a whole run with another pattern."""
 
 _RARE_PATTERNS = {
     "astray": (21, "pattern"),
@@ -420,12 +403,10 @@ _RARE_PATTERNS = {
     "returning": (37, "returning"),
 }
 """Maps a pattern to (n, key of the draw). One seed in n uses this pattern instead of the pattern that was drawn. The
-seed's other draws do not change.
-"""
+seed's other draws do not change."""
 
 _ALTERNATING_PATTERNS = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
-"""Patterns that every second seed uses, in turn. They combine the newest parts of the product, and would rarely be
-chosen by random draws.
+"""Patterns that every second seed uses, in turn. They combine the newest parts of the product, and would rarely be chosen by random draws.
 """
 
 _PATTERNS_DRAWN = (
@@ -439,8 +420,7 @@ _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
 
 def draw(template: Scenario, seed: int) -> Scenario:
     """Draw the scenario for a seed from a template. The same template and seed always yield the same scenario. A
-    template without `swarm` is returned unchanged.
-    """
+    template without `swarm` is returned unchanged."""
     swarm = template.swarm
     if swarm is None:
         return template
@@ -515,9 +495,7 @@ def small_limits(seed: int) -> dict[str, int]:
 
 
 def _feasible_epoch_timeout(scenario: Scenario) -> str:
-    """Return the scenario's epoch timeout. If no epoch could finish within it with the other drawn values, return the
-    default ("").
-    """
+    """Return the scenario's epoch timeout. If no epoch could finish within it with the other drawn values, return the default ("")."""
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
     timeout = scenario.fleet.epoch_timeout
@@ -526,8 +504,7 @@ def _feasible_epoch_timeout(scenario: Scenario) -> str:
 
 def _exchange_ns(scenario: Scenario) -> int:
     """Return the longest time, in nanoseconds, that a message and its acknowledgement may take. A large message that is
-    sent in small parts waits for one acknowledgement per full window.
-    """
+    sent in small parts waits for one acknowledgement per full window."""
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
@@ -538,10 +515,9 @@ def _exchange_ns(scenario: Scenario) -> int:
 def _with_enough_time(scenario: Scenario) -> LivenessPart:
     """Return the scenario's liveness section, with enough time for the slowest possible run.
 
-    If agents pass a counter on one after another, the work takes the sum of all round trips. With a window of one frame
-    or a credit of one message, each message waits until the previous message is acknowledged. koo-toueg rounds may
-    follow each other without a pause, so a message may wait for one round at its sender and for one round at its
-    receiver.
+    If agents pass a counter on one after another, the work takes the sum of all round trips. With a window of one frame or a credit of one
+    message, each message waits until the previous message is acknowledged. koo-toueg rounds may follow each other without a pause, so a
+    message may wait for one round at its sender and for one round at its receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
@@ -554,9 +530,7 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
 
 
 def _draw_run(dice: ScenarioDraw, template: Scenario) -> RunPart:
-    """Draw the section `run`. The run has 2.5 s to 7 s of virtual time for faults, or more if the template's own faults
-    need more.
-    """
+    """Draw the section `run`. The run has 2.5 s to 7 s of virtual time for faults, or more if the template's own faults need more."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
@@ -593,15 +567,12 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
     """Return the trigger with a longer interval if needed. A fleet with sequential effects runs for a minute, so
-    frequent epochs would dominate the cost of the run.
-    """
+    frequent epochs would dominate the cost of the run."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
 def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
-    """Draw a pattern's parameters. A third of the fleets spread their messages over part of the run; all others run at
-    full speed.
-    """
+    """Draw a pattern's parameters. A third of the fleets spread their messages over part of the run; all others run at full speed."""
     messages = pattern.messages // dice.of((1, 1, 2), "messages")
     window_ns = run.until_ns // dice.of((2, 4, 8), "window")
     spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
@@ -625,9 +596,7 @@ def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
 
 
 def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
-    """Draw clients for half of the runs. A booking pattern always has clients, but with fewer inputs, because each
-    input causes much work.
-    """
+    """Draw clients for half of the runs. A booking pattern always has clients, but with fewer inputs, because each input causes much work."""
     is_booking = pattern in _BOOKING
     count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.below_for_clients(4, "clients")]
     inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.below_for_clients(3, "inputs")]
@@ -637,9 +606,7 @@ def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
 
 
 def _draw_outputs(dice: ScenarioDraw) -> OutputsPart:
-    """Draw outputs. Agents emit outputs in half of the runs, and in half of these runs, a consumer reads the outputs as
-    they arrive.
-    """
+    """Draw outputs. Agents emit outputs in half of the runs, and in half of these runs, a consumer reads the outputs as they arrive."""
     one_in = (0, 0, 0, 3, 1, 12)[dice.below_for_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.below_for_outputs(2, "watched outputs") == 1)
 
@@ -673,9 +640,7 @@ def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> 
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """Draw, in a quarter of the runs, up to three directed pairs of nodes that are permanently much slower or faster
-    than all other pairs.
-    """
+    """Draw, in a quarter of the runs, up to three directed pairs of nodes that are permanently much slower or faster than all other pairs."""
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -690,9 +655,7 @@ def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
 
 
 def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
-    """Draw a retention policy for a quarter of the runs, and, independently, manual snapshots for a quarter of the
-    runs.
-    """
+    """Draw a retention policy for a quarter of the runs, and, independently, manual snapshots for a quarter of the runs."""
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
         last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
@@ -785,8 +748,7 @@ def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
     """Add a long pause of a host. When the host resumes, the fleet has recovered without it, and the host finds pending
-    inputs from clients.
-    """
+    inputs from clients."""
     at_ns = (1 + dice.below_separate(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
     pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
@@ -795,8 +757,7 @@ def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
     """Draw a crash, with a restart, of a host that takes a turn in the first half of the work. In a user's fleet, the
-    turn is in the second quarter.
-    """
+    turn is in the second quarter."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -805,9 +766,7 @@ def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
-    """Return the scenario with these faults added. If this would exceed the fault budget, return the scenario
-    unchanged.
-    """
+    """Return the scenario with these faults added. If this would exceed the fault budget, return the scenario unchanged."""
     extended = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
@@ -817,8 +776,7 @@ def _fault_of(kind: str, word: FaultKind) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints. Most are crashes. If the run may have faults of other kinds, some are power cuts,
-    pauses or disk errors.
+    """Draw faults at failpoints. Most are crashes. If the run may have faults of other kinds, some are power cuts, pauses or disk errors.
 
     Only these faults cause power cuts of coordinators, at the failpoints in their writes.
     """

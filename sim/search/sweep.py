@@ -9,9 +9,8 @@ One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter wi
 FoundationDB does. Both runs must produce the same trace. A difference gives the sweep the verdict "broken", because the
 results of a nondeterministic simulator cannot be trusted.
 
-`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs
-and which did not. A fault that was drawn may have no effect, and a limit that was drawn may never be reached. Probes
-show what actually happened in the runs.
+`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs and which did not. A
+fault that was drawn may have no effect, and a limit that was drawn may never be reached. Probes show what actually happened in the runs.
 """
 
 import csv
@@ -161,9 +160,7 @@ CHECKED_PER_MILLE = 50
 """Proportion of seeds that are run twice, per thousand."""
 
 NARROWED_MAX = 3
-"""Maximum number of divergences for which the first differing journal entry is determined. More would give no new
-information.
-"""
+"""Maximum number of divergences for which the first differing journal entry is determined. More would give no new information."""
 
 SEEDS_KEPT = 10
 """Maximum number of seeds that are listed per finding. The smallest seeds are listed."""
@@ -172,8 +169,7 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
 class SweepFinding(msgspec.Struct):
-    """Finding that several seeds may share: the oracle that reported a violation, or the reason why runs were undecided
-    or broken.
+    """Finding that several seeds may share: the oracle that reported a violation, or the reason why runs were undecided or broken.
 
     Attributes:
         oracle: oracle that reported the violation, "liveness", or the kind of error.
@@ -199,8 +195,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
         findings: all findings, with the worst verdict first, and within a verdict with the most frequent first.
         probes: number of hits of each probe in all runs together.
         never_hit: names of the catalogue's probes that no run hit.
-        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and name. Empty for templates
-            without `swarm`.
+        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and name. Empty for templates without `swarm`.
         never_drawn: names of elements that occurred in no run, by group.
         metrics: summary of each metric over the runs that passed.
         checked: number of seeds that were run twice.
@@ -232,8 +227,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Worst verdict of any run, in the order violation, broken, undecided, pass. A divergence counts as broken.
-        Probes that were never hit do not count.
-        """
+        Probes that were never hit do not count."""
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -246,9 +240,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
 
 class MetricTable:
-    """Metrics of many runs, in the order of completion. There is one column per metric, with eight bytes per value;
-    missing values are NaN.
-    """
+    """Metrics of many runs, in the order of completion. There is one column per metric, with eight bytes per value; missing values are NaN."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -355,9 +347,7 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """Return the findings of a result: one for each oracle that reported a violation, or one for an undecided or broken
-    run.
-    """
+    """Return the findings of a result: one for each oracle that reported a violation, or one for an undecided or broken run."""
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -399,8 +389,7 @@ def sweep(
         template: scenario, with or without `swarm`.
         seeds: seeds to run. Each may occur only once.
         jobs: number of worker processes. 0 runs everything in this process.
-        runner: module-level function that runs a seed; other processes must be able to import it. None means
-            `snapline.sim.run.run`.
+        runner: module-level function that runs a seed; other processes must be able to import it. None means `snapline.sim.run.run`.
         on_result: function that is called with every result, in the order of completion.
         stop_after: number of runs with a violation or broken runs after which the sweep stops.
         catalogue: names of probes that should be hit.
@@ -444,9 +433,7 @@ def check_determinism_of_sweep(
     runner: Runner | None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> None:
-    """Repeat the runs that were chosen for this check in new interpreters with a different hash seed. Record the seeds
-    whose runs differ.
-    """
+    """Repeat the runs that were chosen for this check in new interpreters with a different hash seed. Record the seeds whose runs differ."""
     first = collector.fingerprints
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     differing: list[Divergence] = []

@@ -38,22 +38,18 @@ from snapline.sim.search.swarm import draw
 
 CONTAINERS_MAX = 100_000
 """Number of container objects after which garbage is collected. They take about ten megabytes, so both memory and
-collection time are limited.
-"""
+collection time are limited."""
 
 KIND_MAX = 120
 """Number of characters of an error message that distinguish kinds of errors."""
 
 TEMPLATES_MAX = 64
-"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few templates are needed
-at a time.
-"""
+"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few templates are needed at a time."""
 
 
 class Runner(Protocol):
     """Function that runs one seed, such as `snapline.sim.run.run` or a test double. It never raises an exception
-    because of a failure inside the run.
-    """
+    because of a failure inside the run."""
 
     def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
 
@@ -68,8 +64,7 @@ class JournalRunner(Protocol):
 
 class RunnerName(msgspec.Struct, frozen=True):
     """Name by which another process imports a runner. `file` is set if the module, such as a test, may not be on the
-    other process's import path.
-    """
+    other process's import path."""
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -207,8 +202,7 @@ class Worker:
 
 def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> Result:
     """Run a seed, and store a piece of the journal in the result. If the runner does not support this, the result does
-    not contain the journal.
-    """
+    not contain the journal."""
     # Type: ignore[assignment]  # checked below: a runner without journal support rejects the keyword.
     call: JournalRunner = runner  # type: ignore[assignment]
     try:
@@ -226,8 +220,7 @@ def broken(name: str, seed: int, error: str) -> Result:
 
 def error_kind(error: str) -> str:
     """Return a key that errors with the same cause share: the exception type at the end of a traceback, or otherwise
-    the message with its numbers masked.
-    """
+    the message with its numbers masked."""
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -239,9 +232,7 @@ def _place(frame: FrameType | None) -> str:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Run a block without garbage collection. Within the block, exclude the objects that exist at its start from
-    explicit collections.
-    """
+    """Run a block without garbage collection. Within the block, exclude the objects that exist at its start from explicit collections."""
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -293,8 +284,7 @@ def serve(connection: Connection) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Implement the command `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor
-    of the socket to the pool.
-    """
+    of the socket to the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and stops its workers
     try:
         serve(Connection(int(arguments[0])))

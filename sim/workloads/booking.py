@@ -1,5 +1,4 @@
-"""Booking patterns. Clients send requests, and each request's durable turn executes a small program of randomly drawn
-tasks.
+"""Booking patterns. Clients send requests, and each request's durable turn executes a small program of randomly drawn tasks.
 
 A request lists its tasks (`TASKS`) and its ending (`ENDINGS`), so one pattern covers the combinations that occur in
 users' programs. The tasks are steps, effects of every kind, calls, waits and outputs. They may be in a saga that
@@ -37,8 +36,7 @@ TASKS = (*EFFECTS, "step", "wait", "call", "emit")
 
 ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
 """Endings of a request, in this order: the request succeeds; it succeeds in a saga; its saga is undone; it becomes a dead letter;
-it rolls the fleet back and then succeeds; it succeeds and then stops the agent.
-"""
+it rolls the fleet back and then succeeds; it succeeds and then stops the agent."""
 
 _ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
 
@@ -50,8 +48,7 @@ MESSAGES_OF_A_REQUEST = 40
 
 ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
 """Wall-clock time on a host after which no request rolls the fleet back. Agents do not remember rollbacks, so this
-limit ensures that a run ends.
-"""
+limit ensures that a run ends."""
 
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
@@ -77,9 +74,7 @@ class Book(snapline.Message, frozen=True):
 
 
 class Booked(snapline.Message, frozen=True):
-    """Answer to a request. `draw` differs between histories, so a reverted answer can be distinguished from a valid
-    answer.
-    """
+    """Answer to a request. `draw` differs between histories, so a reverted answer can be distinguished from a valid answer."""
 
     name: str
     how: str
@@ -103,9 +98,7 @@ class Answer(snapline.Message, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of the request's
-    effects.
-    """
+    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of the request's effects."""
 
     how: str
     keys: dict[str, str] = {}
@@ -134,10 +127,8 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """The service's record of a sale under one key. `first` and `last` are the call numbers of the sale's first and
-    last request or probe. `plan` is the plan of the host that sent the last request or probe. `is_undone` means that
-    the sale was undone permanently.
-    """
+    """The service's record of a sale under one key. `first` and `last` are the call numbers of the sale's first and last request or probe.
+    `plan` is the plan of the host that sent the last request or probe. `is_undone` means that the sale was undone permanently."""
 
     task: str
     first: int
@@ -150,8 +141,7 @@ class _Sale(msgspec.Struct):
 
 class Service:
     """External service with a ledger of its sales. A task's name has the form `agent/request/place/kind`.
-    `plan_of_call` returns the plan that the calling host follows.
-    """
+    `plan_of_call` returns the plan that the calling host follows."""
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
         self._plan_of_call = plan_of_call
@@ -345,9 +335,7 @@ def own_request(agent: str, index: int, serial: int) -> Book:
 
 
 class BookingWorkload(Workload):
-    """Workload that checks that agents and service agree on all bookings. `service` is the current run's external
-    service.
-    """
+    """Workload that checks that agents and service agree on all bookings. `service` is the current run's external service."""
 
     requests_rollbacks = True
 
@@ -371,8 +359,7 @@ class BookingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """Check that the service has executed everything that is done in the cut. This must hold, because no recovery
-        undoes what a cut contains.
-        """
+        undoes what a cut contains."""
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
@@ -397,8 +384,7 @@ class BookingWorkload(Workload):
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
         """Check that each valid payment belongs to exactly one completed request. This holds only if the run has not
-        discarded any history on purpose.
-        """
+        discarded any history on purpose."""
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")
             state = states.get(agent)

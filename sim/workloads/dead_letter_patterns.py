@@ -6,12 +6,11 @@ messages to all other agents in turn, one message per timer tick. All messages, 
 on their channel, and no agent answers. A receiver that has consumed the messages up to number n has counted all of them
 except the n // `POISON_EVERY` that failed. An undone turn leaves no trace, even after rollbacks.
 
-*Astray* (`make_astray`). If a message is undeliverable or a spawn request conflicts with another, it becomes a dead
-letter of the agent that made it. Each agent sends its share of messages, one per timer tick, to these receivers in
-turn: its peers, an agent that never exists, and the latecomers. A *latecomer* is created by the first agent that spawns
-it. For each latecomer, two thirds of the agents try to spawn it once, and send their first message to it in the same
-turn. The remaining agents never spawn it, so their messages may arrive before it exists. A latecomer sends one message
-to each peer, and after that only receives.
+*Astray* (`make_astray`). If a message is undeliverable or a spawn request conflicts with another, it becomes a dead letter of the agent
+that made it. Each agent sends its share of messages, one per timer tick, to these receivers in turn: its peers, an agent that never exists,
+and the latecomers. A *latecomer* is created by the first agent that spawns it. For each latecomer, two thirds of the agents try to spawn it
+once, and send their first message to it in the same turn. The remaining agents never spawn it, so their messages may arrive before it
+exists. A latecomer sends one message to each peer, and after that only receives.
 
 Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did
 not exist yet. When the receiver exists, it consumes all further messages in order. So for every channel
@@ -82,9 +81,7 @@ class Tries(msgspec.Struct):
 
 
 class Unlucky(snapline.Agent):
-    """Agent that sends a message at each timer tick, and fails on every tenth message of a channel. Each failed message
-    is retried twice.
-    """
+    """Agent that sends a message at each timer tick, and fails on every tenth message of a channel. Each failed message is retried twice."""
 
     state: Tries
     retries = (0.0, 0.02)
@@ -136,8 +133,7 @@ class Killing(Unlucky):
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
     """Return whether handling this message fails. If `crashes` is set, only one message per channel from one sender
-    fails, because recoveries take long.
-    """
+    fails, because recoveries take long."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
@@ -203,18 +199,14 @@ NOBODY = "nobody"
 LATECOMERS = ("late0", "late1", "late2")
 
 ASKED_AT = 3
-"""Among its first ticks, at each multiple of this number, an agent either spawns the next latecomer or leaves this to
-other agents.
-"""
+"""Among its first ticks, at each multiple of this number, an agent either spawns the next latecomer or leaves this to other agents."""
 
 Channel = tuple[str, str]
 """Sender and receiver of a channel."""
 
 
 class Word(snapline.Message):
-    """Message with its number on the channel. The message contains its `receiver`, because a dead letter does not name
-    the receiver.
-    """
+    """Message with its number on the channel. The message contains its `receiver`, because a dead letter does not name the receiver."""
 
     receiver: str
     number: int
@@ -222,9 +214,7 @@ class Word(snapline.Message):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Messages consumed on one channel: the first message's number, the last message's number, and how many messages
-    were consumed.
-    """
+    """Messages consumed on one channel: the first message's number, the last message's number, and how many messages were consumed."""
 
     first: int
     last: int
@@ -233,8 +223,7 @@ class Heard(msgspec.Struct, array_like=True):
 
 class Seeking(msgspec.Struct):
     """State of a `Seeker`. `left` is the number of messages still to send, `ticks` is the number of ticks so far, and
-    `asked` lists the latecomers that the agent has tried to spawn.
-    """
+    `asked` lists the latecomers that the agent has tried to spawn."""
 
     index: int
     peers: list[str]
@@ -298,8 +287,7 @@ class Seeker(snapline.Agent):
 
 class AstrayWorkload(Workload):
     """Workload that accounts for every sent message and every requested creation. Each must have been consumed, be in
-    transit, or be a dead letter.
-    """
+    transit, or be a dead letter."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -312,8 +300,7 @@ class AstrayWorkload(Workload):
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         """Return whether all messages were sent, all spawned latecomers exist, and each receiver has consumed all
-        messages from the first one it consumed onwards.
-        """
+        messages from the first one it consumed onwards."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -335,8 +322,7 @@ class _Account:
     """Accounts for the messages and creations in one cut.
 
     Attributes:
-        waiting: for each channel, the numbers of the messages in transit, in order. Messages in the channel precede
-            messages in the outbox.
+        waiting: for each channel, the numbers of the messages in transit, in order. Messages in the channel precede messages in the outbox.
         coming: for each agent, the number of messages in transit that create it.
     """
 
@@ -400,8 +386,7 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return how many of a channel's messages must be dead letters. These are all messages before the first that is
-    consumed or in transit.
+    """Return how many of a channel's messages must be dead letters. These are all messages before the first that is consumed or in transit.
 
     Raises:
         InvariantViolatedError: If the numbers are not consecutive.

@@ -1,5 +1,4 @@
-"""Workloads that run the package's examples: a small PageRank, a bank, orders, and a fleet that causes the domino
-effect.
+"""Workloads that run the package's examples: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
 
 *PageRank and bank.* The agents keep no ledgers, so a cut is checked only for the quantity that the example conserves:
 mass or tokens. These checks detect neither swapped messages nor lost messages that carry nothing.
@@ -9,13 +8,12 @@ invariants are computed only from states, messages, dead letters and spawn reque
 each other. In every consistent cut, all money is accounted for and no order has two outcomes. In a quiet cut, each
 order has an outcome, and the receipt of each completed order has been returned.
 
-*Domino* (`examples/domino.py`). The checkpoints that the agents themselves request never form a consistent cut. A
-counter circulates in each group of two agents (if the number of agents is odd, one group has three). An agent takes a
-checkpoint right after it receives the counter, and passes the counter on later, when a timer fires. So each checkpoint
-includes the receipt of a message that the previous agent sent after its own latest checkpoint. Without forced
-checkpoints, every checkpoint except the first is on a Z-cycle. Under an autonomous protocol, the scenario's trigger is
-ignored, because a checkpoint at any other moment would break the chain. Under a coordinated protocol, the agents' own
-checkpoint requests have no effect, and the scenario's trigger applies.
+*Domino* (`examples/domino.py`). The checkpoints that the agents themselves request never form a consistent cut. A counter circulates in
+each group of two agents (if the number of agents is odd, one group has three). An agent takes a checkpoint right after it receives the
+counter, and passes the counter on later, when a timer fires. So each checkpoint includes the receipt of a message that the previous agent
+sent after its own latest checkpoint. Without forced checkpoints, every checkpoint except the first is on a Z-cycle. Under an autonomous
+protocol, the scenario's trigger is ignored, because a checkpoint at any other moment would break the chain. Under a coordinated protocol,
+the agents' own checkpoint requests have no effect, and the scenario's trigger applies.
 """
 
 import functools
@@ -48,8 +46,7 @@ if TYPE_CHECKING:
 
 SHARDS_MAX = 256
 """Maximum number of PageRank shards. Each shard reads the whole graph when it is created, so with more shards the
-creation would take minutes.
-"""
+creation would take minutes."""
 
 SEEDS = 2
 
@@ -112,9 +109,7 @@ class PagerankWorkload(Workload):
 
 
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
-    """Return the largest difference between the shards' ranks and the sequential result, and the largest difference
-    that is allowed.
-    """
+    """Return the largest difference between the shards' ranks and the sequential result, and the largest difference that is allowed."""
     from snapline.examples import forward_push
     from snapline.examples.pagerank import ACCURACY, personalised_pagerank
 
@@ -160,8 +155,7 @@ def make_pagerank(part: FleetPart) -> Workload:
 
 def graph_of(shards: int, messages: int) -> list[list[int]]:
     """Return the import graph, as a list of imported modules per module. Each module imports its neighbours on both
-    sides. The number of neighbours depends on how many messages one round may send.
-    """
+    sides. The number of neighbours depends on how many messages one round may send."""
     modules = MODULES_PER_SHARD * shards
     reach = max(1, min(shards // 2, messages // (2 * shards) if messages else shards))
     steps = [step for distance in range(1, reach + 1) for step in (distance, -distance)]
@@ -173,8 +167,7 @@ def graph_of(shards: int, messages: int) -> list[list[int]]:
 
 class BankExampleWorkload(Workload):
     """Workload that checks that all tokens are in accounts or in transit. Whether the work has ended cannot be
-    determined from the states alone.
-    """
+    determined from the states alone."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         tokens, expected = bank.tokens_in(cut), TOKENS * len(self.fleet.agents)
@@ -196,9 +189,7 @@ def make_bank_example(part: FleetPart) -> Workload:
 
 
 MESSAGES_PER_ORDER = 6
-"""Number of messages per order: the order, the job, the change, the report of the outcome, the creation of the receipt,
-and the fee.
-"""
+"""Number of messages per order: the order, the job, the change, the report of the outcome, the creation of the receipt, and the fee."""
 
 WORKERS_MAX = 64
 
@@ -224,9 +215,7 @@ class OrdersWorkload(Workload):
         return broken or (account.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all orders have been planned, each valid order has an outcome, and every receipt has been
-        returned.
-        """
+        """Return whether all orders have been planned, each valid order has an outcome, and every receipt has been returned."""
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False
@@ -330,16 +319,13 @@ def make_orders(part: FleetPart) -> Workload:
 
 PAUSE_NS = 1_000_000
 """Delay between receiving the counter and passing it on, if the pattern has no rate. It is longer than a turn, so that
-the checkpoint is taken during the delay.
-"""
+the checkpoint is taken during the delay."""
 
 GROUP = 2
 
 
 class PlayerState(Ledger, kw_only=True):
-    """State of a `Player`. `partner` is the agent to which this agent passes the counter, and `group` is the number of
-    agents in the group.
-    """
+    """State of a `Player`. `partner` is the agent to which this agent passes the counter, and `group` is the number of agents in the group."""
 
     partner: str
     group: int
@@ -373,9 +359,7 @@ class Player(Worker):
 
 
 class DominoWorkload(LedgerWorkload):
-    """Workload whose agents accept no inputs, because other kinds of turns would create a recovery line and hide the
-    domino effect.
-    """
+    """Workload whose agents accept no inputs, because other kinds of turns would create a recovery line and hide the domino effect."""
 
     input_of = Workload.input_of
 

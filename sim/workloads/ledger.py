@@ -2,16 +2,14 @@
 
 Theory of operation
 -------------------
-*Pairs.* For each receiver, an agent keeps the number of messages sent and a *chain*, which is a running checksum over
-these messages in order. For each sender, the agent keeps the same two values for the messages consumed. Each message
-carries its sequence number on its ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if
-two conditions hold for every ordered pair (s, r). First, the messages in transit are numbered from consumed + 1 to
-sent. Second, adding them to r's chain of consumed messages yields s's chain of sent messages. A message that was lost,
-duplicated, swapped, changed or invented violates one of these conditions. So does a state that belongs to a different
-turn.
+*Pairs.* For each receiver, an agent keeps the number of messages sent and a *chain*, which is a running checksum over these messages in
+order. For each sender, the agent keeps the same two values for the messages consumed. Each message carries its sequence number on its
+ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if two conditions hold for every ordered pair (s, r).
+First, the messages in transit are numbered from consumed + 1 to sent. Second, adding them to r's chain of consumed messages yields s's
+chain of sent messages. A message that was lost, duplicated, swapped, changed or invented violates one of these conditions. So does a state
+that belongs to a different turn.
 
-*Work.* Every send uses one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
-every consistent cut
+*Work.* Every send uses one unit of work. Agents start with work, messages carry work, and no agent creates work. So in every consistent cut
 
     messages sent so far + work in states + work in transit = initial work,
 
@@ -35,16 +33,14 @@ import snapline
 
 RAISES = 0.75
 """Probability that a handler that may raise an exception does so. Usually, all three attempts fail and the input
-becomes a dead letter, but retrying the dead letter succeeds.
-"""
+becomes a dead letter, but retrying the dead letter succeeds."""
 
 
 class Nudge(snapline.Message, frozen=True):
     """Input from a client, which is the client's `serial`-th.
 
     Attributes:
-        raises: whether the handler usually fails. The input then becomes a dead letter, which may succeed when it is
-            retried.
+        raises: whether the handler usually fails. The input then becomes a dead letter, which may succeed when it is retried.
         speaks: whether the handler also emits an output with `ctx.emit`.
     """
 
@@ -54,8 +50,7 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """Handle the input and answer it. Every answer is unique, so a reverted answer can be distinguished from a
-        valid answer.
+        """Handle the input and answer it. Every answer is unique, so a reverted answer can be distinguished from a valid answer.
 
         Raises:
             ValueError: If `raises` is set and the random draw selects a failure.
@@ -84,9 +79,7 @@ class Echo(snapline.Message, frozen=True):
 
 
 FOREVER = 10**12
-"""Amount of work for an agent that never finishes. It is practically infinite, but small enough that sums are exact in
-64 bits.
-"""
+"""Amount of work for an agent that never finishes. It is practically infinite, but small enough that sums are exact in 64 bits."""
 
 UNKNOWN = -1
 """Stands for the chain of a pair of agents of which one has stopped."""
@@ -102,8 +95,7 @@ class Parcel(snapline.Message, frozen=True, gc=False):
     """A message between agents in a pattern.
 
     Attributes:
-        id: the sender's name, and the number of messages that the sender has sent to all receivers together. Unique
-            within a history.
+        id: the sender's name, and the number of messages that the sender has sent to all receivers together. Unique within a history.
         number: sequence number on the ordered pair of agents, counted from 1.
         work: units of work that the message carries.
         filler: padding of the requested size.
@@ -116,9 +108,7 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """Number that represents the fields that the chain covers in addition to `id` and `number`. Subclasses include
-        their own fields.
-        """
+        """Number that represents the fields that the chain covers in addition to `id` and `number`. Subclasses include their own fields."""
         return self.work
 
 
@@ -135,8 +125,7 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Settings that all agents in a fleet share. `pause_ns` is the timer's delay. 0 means that no timer is used and
-    agents continue at once.
-    """
+    agents continue at once."""
 
     agents: int
     payload_bytes: int
@@ -164,8 +153,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 class Worker(snapline.Agent):
     """Base class of agents with ledgers. Sending a message with `work=w` uses w + 1 units of the sender's work, which
-    handlers must subtract.
-    """
+    handlers must subtract."""
 
     # A handler raises an exception only before its first action. So no turn needs to be undone, and no state needs to
     # be
@@ -218,8 +206,7 @@ class CutContents(msgspec.Struct):
 
     Attributes:
         states: state of each agent.
-        transit: for each pair, the messages in transit, in order. Messages in the channel precede messages in the
-            sender's outbox.
+        transit: for each pair, the messages in transit, in order. Messages in the channel precede messages in the sender's outbox.
         parked: for each pair, how many of the messages in transit are still in the sender's outbox.
         creations: for each agent, the number of messages in transit that create it.
         timers: number of timers that are set.
@@ -261,8 +248,7 @@ def contents_of(cut: snapline.Cut) -> CutContents:
 
 def _note_creation(books: CutContents, agent: str, *, is_late: bool) -> None:
     """Count a message that creates an agent. `is_late` means that its sender has an earlier message to the agent in
-    transit, which is an error.
-    """
+    transit, which is an error."""
     if is_late:
         raise InvariantViolatedError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
@@ -304,8 +290,7 @@ def check_members(books: CutContents, agents: Iterable[str]) -> None:
 
 def check_pairs(books: CutContents) -> None:
     """Check for each ordered pair that the messages sent are those consumed plus those in transit, with the correct
-    numbers and contents, in order.
-    """
+    numbers and contents, in order."""
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)
     for agent, state in books.states.items():
@@ -335,9 +320,7 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
 
 
 def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) -> None:
-    """Check that no work was lost or created. `sends_of_departed` is the number of messages sent by agents that have
-    stopped.
-    """
+    """Check that no work was lost or created. `sends_of_departed` is the number of messages sent by agents that have stopped."""
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
@@ -354,9 +337,7 @@ def check_timers(books: CutContents) -> None:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divide `total` into integer parts that differ by at most one, with the larger parts first. If `total` is 0, each
-    part is `FOREVER`.
-    """
+    """Divide `total` into integer parts that differ by at most one, with the larger parts first. If `total` is 0, each part is `FOREVER`."""
     if not total:
         return [FOREVER] * parts
     least, rest = divmod(total, parts)

@@ -72,8 +72,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "bank-example": ("example_fleets:make_bank_example", "the example: tokens change hands; their sum is conserved"),
 }
 """Maps each pattern's name to the "module:function" that creates the workload, and to the pattern's description. A
-module is imported only when it is used, because some modules load NumPy.
-"""
+module is imported only when it is used, because some modules load NumPy."""
 
 PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PATTERNS.items()}
 """Each pattern's description, by the pattern's name."""
@@ -82,9 +81,8 @@ PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PAT
 def make_workload(fleet: FleetPart) -> Workload:
     """Return a scenario's workload: one of the patterns, or the user's own fleet.
 
-    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` is the number of messages in the
-    whole fleet. A pattern sends exactly this number, or the closest number with which all items, calls or rounds are
-    complete.
+    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` is the number of messages in the whole fleet. A
+    pattern sends exactly this number, or the closest number with which all items, calls or rounds are complete.
 
     Raises:
         UsageError: If the pattern does not exist, or if it does not support the number of agents.

@@ -1,8 +1,7 @@
 """Paying pattern. Agents pay for orders at an external service, with two effects per order.
 
-Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Some orders request the
-seat of an earlier order. If that seat was refunded, it is paid for again; if it could not be refunded, it is taken
-over.
+Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Some orders request the seat of an earlier
+order. If that seat was refunded, it is paid for again; if it could not be refunded, it is taken over.
 
 The service is a stub (`Fleet(simulate=…)`), so its state survives host crashes. Its answers may be late or lost, or
 report a failure although the call was executed. The service accepts keys, refuses late requests for payments that were
@@ -25,8 +24,7 @@ from snapline.sim.workloads.workload import Choose, Workload, check_agents, make
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
 """Kinds of orders. `STANDS` succeeds, `CANCELLED` is undone, and `FAILS` fails permanently. `TAKES_OVER` takes over the
 seat of the failed order before it. `AGAIN` is cancelled, and then its seat is paid for again. Each agent's last order
-always succeeds, because no order follows it.
-"""
+always succeeds, because no order follows it."""
 
 PARTS = ("seat", "hotel")
 UNDO = "/undo"
@@ -37,8 +35,7 @@ MESSAGES_OF_AN_ORDER = 8
 
 SHUT_CALLS = 4
 """Number of consecutive calls in which the service refuses to refund a failed order's seat. It equals the number of
-automatic attempts; after that, an operator retries the refund.
-"""
+automatic attempts; after that, an operator retries the refund."""
 
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
@@ -75,8 +72,7 @@ class Shop:
         done: maps each key to its receipt.
         paid: maps each (order, part) to the key under which it is paid.
         refusals: maps each key to the number of refunds refused under it.
-        asked: maps each key to `len(done)` at its first and at its last request, and to the plan of the host that made
-            the last request.
+        asked: maps each key to `len(done)` at its first and at its last request, and to the plan of the host that made the last request.
     """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
@@ -119,8 +115,7 @@ class Shop:
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
         """Probe a key, and return its receipt, or None if it has none. A probe counts as a request, because it lets a
-        turn take the payment over as its newest.
-        """
+        turn take the payment over as its newest."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
@@ -221,15 +216,12 @@ def kind_of(order: int, orders: int) -> int:
 
 def refuses_refund(order: str) -> bool:
     """Return whether the service refuses to refund the order's seat for a while. It does so for only one order, because
-    each refusal takes half a minute.
-    """
+    each refusal takes half a minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def hides_success(order: str, part: str) -> bool:
-    """Return whether the service makes the payment but always reports a failure. Only one order is affected, because
-    this is slow.
-    """
+    """Return whether the service makes the payment but always reports a failure. Only one order is affected, because this is slow."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
@@ -250,8 +242,7 @@ class PayingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """Check that the service agrees with all orders that have ended in the cut. This must hold, because no recovery
-        undoes what a cut contains.
-        """
+        undoes what a cut contains."""
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }
@@ -273,8 +264,7 @@ class PayingWorkload(Workload):
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
         """Check that failed orders were refunded, unless their agent has a dead letter from a failed compensation.
-        Seats are checked with later orders.
-        """
+        Seats are checked with later orders."""
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -283,9 +273,7 @@ class PayingWorkload(Workload):
         return None
 
     def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
-        """Check that the service agrees with an order's outcome. A failed order's seat is checked with the order that
-        takes the seat over.
-        """
+        """Check that the service agrees with an order's outcome. A failed order's seat is checked with the order that takes the seat over."""
         name = f"{agent}.{order - (kind == TAKES_OVER)}"
         checked_parts = PARTS[:1] if kind == TAKES_OVER else PARTS
         standing = [part for part in self.shop.standing(name) if part in checked_parts]

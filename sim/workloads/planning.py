@@ -1,11 +1,9 @@
-"""Planning pattern. Durable turns consist of steps, calls, sleeps and messages, and a failure may interrupt them
-anywhere.
+"""Planning pattern. Durable turns consist of steps, calls, sleeps and messages, and a failure may interrupt them anywhere.
 
-The agents form a row, and each agent executes one plan after another. For each plan, the agent calls its right
-neighbour, which answers while it executes its own plan. Because the agents form a row, they never wait for each other
-in a cycle. Steps are logged. Each plan's value is known in advance, so every cut shows whether a plan was lost,
-executed twice, or resumed with a different history. A cut contains an agent's state from before its current plan, so no
-cut may show a partly executed plan.
+The agents form a row, and each agent executes one plan after another. For each plan, the agent calls its right neighbour, which answers
+while it executes its own plan. Because the agents form a row, they never wait for each other in a cycle. Steps are logged. Each plan's
+value is known in advance, so every cut shows whether a plan was lost, executed twice, or resumed with a different history. A cut contains
+an agent's state from before its current plan, so no cut may show a partly executed plan.
 """
 
 import functools
@@ -20,8 +18,7 @@ from snapline.sim.workloads.workload import Choose, Workload, check_agents, make
 
 WAIT_S = 3600.0
 """Time limit in seconds for waits that certainly end. It is longer than any run. Expiring time limits are tested with a
-message that never arrives.
-"""
+message that never arrives."""
 
 DRAWS = 1_000_000
 """Upper bound of the random number in an answer. It is large enough to distinguish histories."""
@@ -31,8 +28,7 @@ MESSAGES_OF_A_PLAN = 5
 
 REFUSED, NOBODY = 11, 13
 """Value that an unanswered call adds to a plan: `REFUSED` if the called turn fails permanently, and `NOBODY` if the
-called agent does not exist.
-"""
+called agent does not exist."""
 
 
 class Go(snapline.Message):
@@ -53,8 +49,7 @@ class Answer(snapline.Message):
     """Answer to a neighbour's call.
 
     Attributes:
-        done: number of plans that the answering agent has completed. It may differ if the call is repeated after a
-            recovery.
+        done: number of plans that the answering agent has completed. It may differ if the call is repeated after a recovery.
         draw: random number that differs for each answer.
     """
 
@@ -176,8 +171,7 @@ class Planner(snapline.Agent):
 
     def _stumble(self, plan: int) -> None:
         """Fail once in every third plan, so that the plan is retried from its journal. This agent object does not fail
-        again in the same plan.
-        """
+        again in the same plan."""
         if plan % 3 == 2 and self.stumbled != plan:
             self.stumbled = plan
             raise RuntimeError("stumbled")
@@ -209,9 +203,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Answer a call and send a note. Every second time, the note is sent before the answer, so the caller must
-        defer it.
-        """
+        """Answer a call and send a note. Every second time, the note is sent before the answer, so the caller must defer it."""
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)

@@ -1,15 +1,13 @@
 """Spawning pattern. Permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
 
-The life of a lodger is as follows. Its landlord spawns the lodger. In the same turn, the landlord sends the lodger a
-token, and introduces the lodger to a neighbour, which is another landlord. The neighbour also sends tokens to the
-lodger; its first token may be sent before the lodger exists. The lodger answers every token. Landlord and neighbour
-each send the lodger `TOKENS` tokens, and wait for each answer before they send the next token. After the last answer,
-the lodger stops, and no agent sends messages to it again. When the neighbour has received its last answer, it notifies
-the landlord. When both have finished with the lodger, the landlord spawns the next lodger.
+The life of a lodger is as follows. Its landlord spawns the lodger. In the same turn, the landlord sends the lodger a token, and introduces
+the lodger to a neighbour, which is another landlord. The neighbour also sends tokens to the lodger; its first token may be sent before the
+lodger exists. The lodger answers every token. Landlord and neighbour each send the lodger `TOKENS` tokens, and wait for each answer before
+they send the next token. After the last answer, the lodger stops, and no agent sends messages to it again. When the neighbour has received
+its last answer, it notifies the landlord. When both have finished with the lodger, the landlord spawns the next lodger.
 
-A stopped lodger has no state in a cut, but it is known how many messages the lodger has sent and consumed: `TOKENS` on
-each pair. So the ledgers of landlord and neighbour can still be checked, except for the chains. A lodger without a
-state is in one of these conditions:
+A stopped lodger has no state in a cut, but it is known how many messages the lodger has sent and consumed: `TOKENS` on each pair. So the
+ledgers of landlord and neighbour can still be checked, except for the chains. A lodger without a state is in one of these conditions:
 
 - *unborn* if the message that creates the lodger is in transit,
 - *wanted* if the landlord's first token to the lodger is still in the outbox, because the coordinator has not granted
@@ -61,9 +59,7 @@ class Answer(Parcel, frozen=True, gc=False):
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message from a landlord that introduces a lodger to the neighbour. It carries the work for the neighbour's
-    tokens.
-    """
+    """Message from a landlord that introduces a lodger to the neighbour. It carries the work for the neighbour's tokens."""
 
     lodger: str = ""
 
@@ -78,8 +74,7 @@ class Farewell(Parcel, frozen=True, gc=False):
 
 class LandlordState(Ledger, kw_only=True):
     """State of a landlord. `serial` is the number of lodgers spawned so far. `awaited` is the number of agents
-    (landlord and neighbour) that have not finished with the latest lodger.
-    """
+    (landlord and neighbour) that have not finished with the latest lodger."""
 
     serial: int = 0
     awaited: int = 0
@@ -125,9 +120,7 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """Record that landlord or neighbour has finished with the lodger. When both have finished, spawn the next
-        lodger if work is left.
-        """
+        """Record that landlord or neighbour has finished with the lodger. When both have finished, spawn the next lodger if work is left."""
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -254,8 +247,7 @@ class _Lodgers:
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
         """Complete the pairs of a lodger that has taken its last turn and still has a state in the cut, although
-        landlord and neighbour have removed it.
-        """
+        landlord and neighbour have removed it."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
@@ -295,9 +287,7 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """Restore the entries for a lodger in the ledger of a landlord or neighbour that has received the lodger's last
-        answer.
-        """
+        """Restore the entries for a lodger in the ledger of a landlord or neighbour that has received the lodger's last answer."""
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)

@@ -1,9 +1,8 @@
 """Traffic patterns: timer-driven producers, rounds without a barrier, and requests with replies.
 
-*Producers.* A source starts with an amount of work. At each timer tick, the source sends `batch` messages, until its
-work is used up. Each message carries the work for its further hops (none if the receiver does not forward it). If the
-pattern has no rate, a source waits `SOURCE_PAUSE_NS` per message; without this pause, it would send everything in one
-turn, because it gets no answers.
+*Producers.* A source starts with an amount of work. At each timer tick, the source sends `batch` messages, until its work is used up. Each
+message carries the work for its further hops (none if the receiver does not forward it). If the pattern has no rate, a source waits
+`SOURCE_PAUSE_NS` per message; without this pause, it would send everything in one turn, because it gets no answers.
 
 - pipeline: the agents form lanes of stages. An item passes from the first stage to the last.
 - cyclic: in each lane, the stages after the first form a loop. An item passes the loop `LOOPS` times.
@@ -17,11 +16,10 @@ to each of its receivers. It begins round n + 1 when it has consumed n messages 
 belongs to a later round may arrive early; it counts when that round begins. (This is the local synchroniser from
 Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 
-*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. For
-example, agent i calls i + 1, which calls i + 2, which answers i + 1, which answers i. This takes `DEPTH` requests and
-the same number of replies. The work that a message carries encodes the progress of the call. It starts at 2 * depth,
-and each hop uses one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call when a call has
-returned.
+*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. For example, agent i calls i
++ 1, which calls i + 2, which answers i + 1, which answers i. This takes `DEPTH` requests and the same number of replies. The work that a
+message carries encodes the progress of the call. It starts at 2 * depth, and each hop uses one unit. Each agent has up to `WINDOW` calls in
+progress, and begins the next call when a call has returned.
 """
 
 import functools
@@ -60,8 +58,7 @@ class SourceState(Ledger, kw_only=True):
 
     Attributes:
         peers: receivers of the agent's messages. If the route is fixed, there is only one.
-        item: units of work that the agent spends per message that it originates, including the send. 0 if the agent
-            originates no messages.
+        item: units of work that the agent spends per message that it originates, including the send. 0 if the agent originates no messages.
         batch: number of messages to send per tick.
         pause_ns: time between ticks.
         is_skewed: whether the agent prefers its first peers.
@@ -154,8 +151,7 @@ def _stage(
 
 def make_skewed(part: FleetPart) -> LedgerWorkload:
     """Return a workload whose sources have Zipf-distributed shares. Without a rate, the source with the largest share
-    sends at the normal pace, and all other sources send more slowly.
-    """
+    sends at the normal pace, and all other sources send more slowly."""
     check_agents(part)
     works = skewed_shares(part.pattern.messages, part.agents)
     rate = part.pattern.rate_per_s
@@ -205,14 +201,12 @@ def _bursting(plan: Plan, works: list[int], pause: int, index: int) -> Source:
 
 RECEIVERS_MAX = 64
 """Maximum number of receivers per agent in an endless all-to-all. If the number of messages is limited, it determines
-the number of receivers.
-"""
+the number of receivers."""
 
 
 class RoundState(Ledger, kw_only=True):
     """State of a `RoundWorker`. `round` is the number of rounds begun so far. `senders` is the number of agents that
-    send to this agent. `arrived` is the number of senders whose message for the current round was consumed.
-    """
+    send to this agent. `arrived` is the number of senders whose message for the current round was consumed."""
 
     peers: list[str]
     senders: int
@@ -262,8 +256,7 @@ class RoundWorker(Worker):
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
     """Return a workload whose agents send to all other agents. In a large fleet, each agent sends only to as many of
-    the next agents as the number of messages allows.
-    """
+    the next agents as the number of messages allows."""
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -274,9 +267,7 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose agents form a grid. Each agent has four neighbours, or fewer at the border. The last row
-    may be incomplete.
-    """
+    """Return a workload whose agents form a grid. Each agent has four neighbours, or fewer at the border. The last row may be incomplete."""
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])
@@ -287,8 +278,7 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
     """Return the number of rounds that comes closest to `messages`, but at least one. If `messages` is 0, return a
-    practically infinite number.
-    """
+    practically infinite number."""
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
 
@@ -317,8 +307,7 @@ WINDOW = 2
 
 class CallerState(Ledger, kw_only=True):
     """State of a `Caller`. `depth` is the number of servers in a call's chain. `returned` is the number of answered
-    calls after which the next call waits for the timer.
-    """
+    calls after which the next call waits for the timer."""
 
     depth: int
     returned: int = 0

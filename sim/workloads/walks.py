@@ -1,5 +1,4 @@
-"""Walk patterns. Tokens walk along a topology (ring, star, tree, random graph or clusters). Several variants extend the
-random walk.
+"""Walk patterns. Tokens walk along a topology (ring, star, tree, random graph or clusters). Several variants extend the random walk.
 
 Each agent starts with `TOKENS` tokens and divides its share of the work among them. When an agent receives a token that
 has work left, it passes the token on at once, with one unit of work less. A token without work ends at its receiver. If
@@ -8,22 +7,20 @@ case, the division of the work among tokens depends on the order of events, but 
 
 *Bank* (`make_bank`). Tokens carry money. The sum of all money never changes.
 
-*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back
-(`ctx.rollback`) in the first seconds. Half of the rollback requests give a reason that recurs. When such a reason
-occurs for the second time, the request is refused and the agent is blocked, until an operator rolls the fleet back.
-After that, the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay
-correct.
+*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the first
+seconds. Half of the rollback requests give a reason that recurs. When such a reason occurs for the second time, the request is refused and
+the agent is blocked, until an operator rolls the fleet back. After that, the agent may request a rollback again. A rollback undoes the turn
+that requested it, so the ledgers stay correct.
 
 *Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns execute steps. A turn waits for its
 step while the rest of the fleet continues. This pattern tests what happens if a checkpoint, freeze, recovery plan or
 stop reaches an agent that is waiting in a turn. Every third token is passed on at once, so that turns with and without
 steps are mixed. Half of the clients' inputs start a durable turn.
 
-*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The
-history grows and drops old records, and some of its records are edited. The table is an array that consists of several
-chunks, and a turn changes only a few bytes of it. So checkpoints consist of parts, epochs refer to chunks from earlier
-epochs, and packs are shared. This tests `storage/` under all faults. In every cut, the ledger's count of consumed
-messages, the sum over the table, and the history's latest records must agree.
+*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The history grows and drops
+old records, and some of its records are edited. The table is an array that consists of several chunks, and a turn changes only a few bytes
+of it. So checkpoints consist of parts, epochs refer to chunks from earlier epochs, and packs are shared. This tests `storage/` under all
+faults. In every cut, the ledger's count of consumed messages, the sum over the table, and the history's latest records must agree.
 """
 
 import functools
@@ -69,8 +66,7 @@ MONEY = 100
 
 class WalkerState(Ledger, kw_only=True):
     """State of a `Walker`. `peers` lists the receivers of tokens. `turn` is the index of the receiver that was used
-    last. `waiting` is the number of tokens that wait for the timer.
-    """
+    last. `waiting` is the number of tokens that wait for the timer."""
 
     peers: list[str]
     turn: int = 0
@@ -216,8 +212,7 @@ def tree_peers(index: int, agents: int) -> list[str]:
 
 def random_peers(index: int, agents: int) -> list[str]:
     """Return the receivers in a random graph: all other agents in a small fleet, otherwise a few pseudorandom agents.
-    The next agent is always included, so that every agent can be reached.
-    """
+    The next agent is always included, so that every agent can be reached."""
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -272,9 +267,7 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """Return the settings that all agents share. In a star, only the hub limits the rate, because it sends every second
-    message.
-    """
+    """Return the settings that all agents share. In a star, only the hub limits the rate, because it sends every second message."""
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 
@@ -293,8 +286,7 @@ ASKS = 0.02
 
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
 """Wall-clock time on a host after which agents no longer request rollbacks. Agents do not remember rollbacks, so this
-limit ensures that a run ends.
-"""
+limit ensures that a run ends."""
 
 
 class Returner(RandomWalker):
@@ -362,9 +354,7 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. After a recovery, the turn continues or restarts; in both cases, the agent answers
-        exactly once.
-        """
+        """Handle a client's input. After a recovery, the turn continues or restarts; in both cases, the agent answers exactly once."""
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
@@ -408,8 +398,7 @@ KEPT = 30
 
 class Seen(snapline.Message):
     """Record of a consumed message. `take` is the message's number among the consumed messages. `content` is the
-    message's content, or 0 after the record was edited.
-    """
+    message's content, or 0 after the record was edited."""
 
     take: int
     content: int
@@ -417,8 +406,7 @@ class Seen(snapline.Message):
 
 class MemoryState(WalkerState, kw_only=True):
     """State of a `Rememberer`. `seen` contains records of the latest messages. `table` is an array in which each
-    consumed message increments one element.
-    """
+    consumed message increments one element."""
 
     seen: snapline.History[Seen]
     table: Array

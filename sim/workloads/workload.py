@@ -2,18 +2,15 @@
 
 Theory of operation
 -------------------
-The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's fleet, the user provides inputs and
-invariants.
+The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's fleet, the user provides inputs and invariants.
 
-*Inputs* for a user's fleet are given as a list, as a function that generates them, or as a file with one input per
-line. An input is `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`, and a message may be
-`(type, fields)`. Each line in a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order",
-"fields": {"number": 7}}`.
+*Inputs* for a user's fleet are given as a list, as a function that generates them, or as a file with one input per line. An input is
+`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`, and a message may be `(type, fields)`. Each line in a file
+is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
 
-*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The invariant is called for every
-complete cut, after the simulator's oracles have verified that the cut is consistent. `at_end` is called with the final
-states when the fleet is idle. Idleness is a stable property, which the simulator detects in a complete cut without
-activity. Both functions may have one of these results:
+*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The invariant is called for every complete cut, after
+the simulator's oracles have verified that the cut is consistent. `at_end` is called with the final states when the fleet is idle. Idleness
+is a stable property, which the simulator detects in a complete cut without activity. Both functions may have one of these results:
 
 - None, a true value or "" means that the invariant holds.
 - A sentence, a false value or a failed `assert` means that the invariant is violated.
@@ -79,9 +76,7 @@ class Costs(msgspec.Struct, frozen=True):
     send_ns: int = 0
 
     def for_messages(self, times: int) -> "Costs":
-        """Return the costs in a run in which each message represents `times` real messages. The images grow by the same
-        factor.
-        """
+        """Return the costs in a run in which each message represents `times` real messages. The images grow by the same factor."""
         return msgspec.structs.replace(
             self,
             turn_ns=times * self.turn_ns,
@@ -92,18 +87,14 @@ class Costs(msgspec.Struct, frozen=True):
 
 OWN_TURN_NS = 1_000_000
 """Cost of a turn in a user's fleet. With a lower cost, two agents on the same host would take tens of thousands of
-useless turns between faults.
-"""
+useless turns between faults."""
 
 PERIOD_MAX_S = 1.0
-"""Maximum checkpoint period in a user's fleet. A run lasts only a few seconds of virtual time, and invariants are
-checked only in its cuts.
+"""Maximum checkpoint period in a user's fleet. A run lasts only a few seconds of virtual time, and invariants are checked only in its cuts.
 """
 
 PERIOD_S = 0.5
-"""Checkpoint period of a fleet with manual checkpoints. In the simulator, there is no operator who requests
-checkpoints.
-"""
+"""Checkpoint period of a fleet with manual checkpoints. In the simulator, there is no operator who requests checkpoints."""
 
 Make = Callable[[int], snapline.Agent]
 
@@ -121,8 +112,7 @@ class Workload:
         fleet: the fleet to run.
         ends: whether `is_done` eventually becomes true.
         costs: CPU costs of the hosts' work.
-        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`). If so, an operator handles the rollbacks
-            that are refused.
+        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`). If so, an operator handles the rollbacks that are refused.
         was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because
             bytes of the epoch were lost. The flag is set before `check_end` is called.
         failure: traceback of the unexpected exception that an invariant raised, or "" if there was none.
@@ -146,8 +136,7 @@ class Workload:
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         """Return a client's `serial`-th input, which is for this agent, or None if the agent accepts no inputs. No two
-        inputs may have the same bytes.
-        """
+        inputs may have the same bytes."""
         return None
 
     @property
@@ -156,30 +145,25 @@ class Workload:
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether no agent will take another turn, because no message is left to send or consume and no timer is
-        set.
-        """
+        """Return whether no agent will take another turn, because no message is left to send or consume and no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
         """Return a sentence that describes a violation in the final states, or None if there is no violation. Called
-        when `is_done` is true.
-        """
+        when `is_done` is true."""
         return None
 
 
 def user_workload(fleet: Fleet, every: str = "") -> Workload:
     """Return a workload for a user's fleet, without invariants. If `every` is not "", it is the checkpoint period, and
-    replaces the fleet's triggers.
-    """
+    replaces the fleet's triggers."""
     copied = copy.copy(fleet)  # do not change the user's object
     copied.triggers = user_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
 
 
 def user_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
-    """Return the triggers of a user's fleet, with periods of at most `PERIOD_MAX_S`. If `every` is not "", it is the
-    period instead.
+    """Return the triggers of a user's fleet, with periods of at most `PERIOD_MAX_S`. If `every` is not "", it is the period instead.
 
     Raises:
         UsageError: If `every` is not a duration.
@@ -200,9 +184,7 @@ def _quick(trigger: Single) -> Single:
 
 
 class UserWorkload(Workload):
-    """Workload for a fleet about which nothing is known except that it eventually becomes idle. The work is done when
-    the fleet is idle.
-    """
+    """Workload for a fleet about which nothing is known except that it eventually becomes idle. The work is done when the fleet is idle."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, ends=True)
@@ -268,8 +250,7 @@ def nudge(client: str, serial: int, choose: Choose) -> Nudge:
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
     """Return a pattern's fleet. `make` creates the agent with a given index. If `own` is not None, its triggers replace
-    the scenario's trigger.
-    """
+    the scenario's trigger."""
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
@@ -319,8 +300,7 @@ def plan_of(part: FleetPart, pause_ns: int) -> Plan:
 
 def pause_ns(part: FleetPart, senders: int) -> int:
     """Return how long each of `senders` agents must pause after a message, so that all together keep the message rate.
-    Return 0 if the pattern has no rate.
-    """
+    Return 0 if the pattern has no rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
@@ -346,9 +326,7 @@ def lanes_of(agents: int, length: int) -> list[range]:
 # -- a user's inputs ----------------------------------------------------------------------------------------------------
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
-"""Inputs that a test provides. A function takes either no argument or a `random.Random`. A string is "module:name" or a
-file path.
-"""
+"""Inputs that a test provides. A function takes either no argument or a `random.Random`. A string is "module:name" or a file path."""
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 
@@ -510,8 +488,7 @@ class CheckedWorkload(Workload):
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         """Return whether the fleet is idle. If `at_end` was given, a quiet cut must prove this, because even if all
-        hosts are idle, timers may be set.
-        """
+        hosts are idle, timers may be set."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -550,9 +527,7 @@ class CheckedWorkload(Workload):
 
 
 class _ReadStates(Mapping[str, object]):
-    """The agents' states. The mapping records which state was read last, because a failing invariant usually concerns
-    that state.
-    """
+    """The agents' states. The mapping records which state was read last, because a failing invariant usually concerns that state."""
 
     def __init__(self, states: Mapping[str, object]) -> None:
         self._states = states
@@ -585,8 +560,7 @@ class _ReadStates(Mapping[str, object]):
 
 def _line_of(error: Exception, below: int | None = None) -> str:
     """Return the source location that raised the error. If `below` is given, return the location in the stack frame
-    that is `below` calls deeper than the frame that caught the error.
-    """
+    that is `below` calls deeper than the frame that caught the error."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{frame.filename}:{frame.lineno}"

@@ -1,19 +1,17 @@
 """Clients of a simulated fleet. A client is a program that sends inputs and waits for answers, using the product's
 client core (`client/core.py`).
 
-A program sends a few inputs at once, and may wait for their outcomes before it continues. If an input's outcome is
-unknown, the program resends the input with the same key. It also resends some inputs for which it already has a
-receipt. The program may give up an input, abandon unfinished sends, or close its client and start a new one. The oracle
-in `oracles/input_output_oracles.py` checks the client core's results. Inputs come from the workload
-(`Workload.input_of`) or from the user. Most inputs from the workload address running agents; some address agents that
-have stopped.
+A program sends a few inputs at once, and may wait for their outcomes before it continues. If an input's outcome is unknown, the program
+resends the input with the same key. It also resends some inputs for which it already has a receipt. The program may give up an input,
+abandon unfinished sends, or close its client and start a new one. The oracle in `oracles/input_output_oracles.py` checks the client core's
+results. Inputs come from the workload (`Workload.input_of`) or from the user. Most inputs from the workload address running agents; some
+address agents that have stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real
-network. The core receives exactly one event per request, within the request's time limit; any later events are dropped.
-A request may be lost, late or duplicated, and its answer may be lost. A duplicated request gets no answer, because its
-stream has broken. A host that is down, or to which the client has no connection, cannot have accepted an input. Data
-that was written to a connection arrives when the network is healed or the host resumes. The host then reads the data
-even if the client no longer waits.
+`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real network. The core receives
+exactly one event per request, within the request's time limit; any later events are dropped. A request may be lost, late or duplicated, and
+its answer may be lost. A duplicated request gets no answer, because its stream has broken. A host that is down, or to which the client has
+no connection, cannot have accepted an input. Data that was written to a connection arrives when the network is healed or the host resumes.
+The host then reads the data even if the client no longer waits.
 
 A lookup reads an agent's location from the coordinator's state when the request arrives there. The location may be
 outdated when the client receives it, and sometimes it is deliberately wrong.
@@ -193,9 +191,7 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver a request as soon as the host is reachable. A paused process counts as reachable, because its socket
-        accepts the request.
-        """
+        """Deliver a request as soon as the host is reachable. A paused process counts as reachable, because its socket accepts the request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -240,9 +236,7 @@ class ClientCalls:
         *,
         is_heard: bool,
     ) -> None:
-        """Handle a host's decisions on inputs. `plan` is the recovery plan that the host followed when the request
-        arrived.
-        """
+        """Handle a host's decisions on inputs. `plan` is the recovery plan that the host followed when the request arrived."""
         oracle = self._shared.judge.ground_truth.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
@@ -302,14 +296,11 @@ OVERDUE_NS = 1 * MS
 """Maximum time by which a send may end after its deadline."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
-"""Maximum number of inputs that a program sends at once, and maximum number of unfinished inputs if the program does
-not wait for outcomes.
+"""Maximum number of inputs that a program sends at once, and maximum number of unfinished inputs if the program does not wait for outcomes.
 """
 
 HASTY_ONE_IN = 3
-"""One program in three continues without waiting for outcomes. All other programs wait until each of their inputs has
-an outcome.
-"""
+"""One program in three continues without waiting for outcomes. All other programs wait until each of their inputs has an outcome."""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
@@ -403,27 +394,21 @@ class SimClient:
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _draw_fault(self, what: str, n: int) -> int:
-        """Draw whether a fault affects one of this client's requests. Always return 0, which means no fault, when all
-        faults have ended.
-        """
+        """Draw whether a fault affects one of this client's requests. Always return 0, which means no fault, when all faults have ended."""
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program gives up an input. A user's input is never given up, because the user may rely on
-        it.
-        """
+        """Return whether the program gives up an input. A user's input is never given up, because the user may rely on it."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """Return a description of an input that has no outcome or answer although its agent is running, or "" if there
-        is none.
-        """
+        """Return a description of an input that has no outcome or answer although its agent is running, or "" if there is none."""
         sent = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*sent, *asked):
@@ -590,9 +575,7 @@ class SimClient:
             self._oracle.on_given_up(one.payload)
 
     def _close(self) -> None:
-        """Close the client core and create a new one. All unfinished sends and asks of the closed core must end at
-        once.
-        """
+        """Close the client core and create a new one. All unfinished sends and asks of the closed core must end at once."""
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
             self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
@@ -636,8 +619,7 @@ class SimClient:
 
     def _retry_input(self, one: ClientInput) -> None:
         """Resend an input whose outcome is unknown or that was not accepted in time, unless the fleet has ended or the
-        program gives the input up.
-        """
+        program gives the input up."""
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
@@ -682,8 +664,7 @@ class SimClient:
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
         """Return whether to ask for the answer again. The result is false if no answer can ever arrive, if the input
-        was sent with an ask of its own, or if the program gives up.
-        """
+        was sent with an ask of its own, or if the program gives up."""
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason

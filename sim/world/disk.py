@@ -34,14 +34,12 @@ from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
 
 STALE_NS = 50_000_000
-"""Time for which a stale cache hides a new file. It is longer than one pass of the coordinator, but shorter than the
-coordinator's retries.
+"""Time for which a stale cache hides a new file. It is longer than one pass of the coordinator, but shorter than the coordinator's retries.
 """
 
 FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
 """Faults that `set_fault` accepts. "slow" is only recorded, and the world determines the delay. With "away", an empty
-directory replaces the mounted file system.
-"""
+directory replaces the mounted file system."""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -84,8 +82,7 @@ class _Changes:
 
     Attributes:
         base: durable entry under this name, or None if there is no durable entry.
-        made: for each change, in order, the node that made it and the entry after the change, or None if the change
-            removed the entry.
+        made: for each change, in order, the node that made it and the entry after the change, or None if the change removed the entry.
     """
 
     __slots__ = ("base", "made")
@@ -109,9 +106,7 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """One node's view of the file system. Implements `snapline.storage.disk.local_disk.Disk`; created only by
-    `VirtualDisk`.
-    """
+    """One node's view of the file system. Implements `snapline.storage.disk.local_disk.Disk`; created only by `VirtualDisk`."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node
@@ -336,8 +331,7 @@ class VirtualDisk:
 
     def bytes_of(self, path: str) -> bytes | None:
         """Return a file's bytes, ignoring faults, or None if the file does not exist. The same bytes object is returned
-        until the file changes.
-        """
+        until the file changes."""
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
@@ -373,9 +367,7 @@ class VirtualDisk:
         self.of(node).lose_handles()
 
     def power_cut(self, node: str, choices: Choices) -> None:
-        """Cut the node's power. `choices` decides whether the node's unsynced data is kept, which is choice 0, lost or
-        torn.
-        """
+        """Cut the node's power. `choices` decides whether the node's unsynced data is kept, which is choice 0, lost or torn."""
         self.crash(node)
         self._cuts[node] = self._cuts.get(node, 0) + 1
         _PowerCut(node, self._cuts[node], choices).settle(self._root, "")
@@ -384,8 +376,7 @@ class VirtualDisk:
 
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
         """Turn one of `FAULTS` on or off for one node, or for all nodes (""). The setting for all nodes is independent
-        of each node's setting.
-        """
+        of each node's setting."""
         if mode not in FAULTS:
             raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
@@ -406,8 +397,7 @@ class VirtualDisk:
 
     def flip(self, path: str, bit: int) -> None:
         """Flip one bit of a file. The bit number is taken modulo the file's length in bits. All nodes see the damage,
-        and no sync repairs it.
-        """
+        and no sync repairs it."""
         file = self.nodes.get(path)
         if not isinstance(file, _File):
             raise UsageError(f"there is no file {path!r} to damage: `files` tells which there are")
@@ -442,8 +432,7 @@ class _PowerCut:
 
     def settle(self, directory: _Directory, path: str) -> None:
         """Decide what happens to the node's pending data in a directory and below it, including entries that another
-        node's pending removal hides.
-        """
+        node's pending removal hides."""
         prefix = f"{path}/" if path else ""
         for name, changes in list(directory.pending.items()):
             self._settle_name(directory, name, changes, prefix + name)

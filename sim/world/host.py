@@ -1,9 +1,8 @@
 """A simulated host. It runs the production driver, including the core, turns and agents, in virtual time.
 
-A `SimHost` represents one run of a host, from its start to its crash or exit. Restarting the host creates a new
-`SimHost`. Calls scheduled for a run that has ended are dropped. A paused run keeps its calls until it resumes. Blocking
-work outside the event loop (`Workers`) happens at a single instant, at the end of its duration. A failpoint can crash
-the host in the middle of this work.
+A `SimHost` represents one run of a host, from its start to its crash or exit. Restarting the host creates a new `SimHost`. Calls scheduled
+for a run that has ended are dropped. A paused run keeps its calls until it resumes. Blocking work outside the event loop (`Workers`)
+happens at a single instant, at the end of its duration. A failpoint can crash the host in the middle of this work.
 """
 
 from collections import deque
@@ -43,9 +42,7 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """Executes a run's work outside the event loop: store calls, which are sequential, log calls, and calls of
-    `stop_when`.
-    """
+    """Executes a run's work outside the event loop: store calls, which are sequential, log calls, and calls of `stop_when`."""
 
     def __init__(self, host: HostRun, hangs: Callable[[HangingCall], bool]) -> None:
         """`hangs` takes a kind of call and returns whether such calls currently hang."""
@@ -74,9 +71,7 @@ class Workers:
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Run a log call at the end of its duration. Log calls hang whenever store calls hang, because both use the
-        same disk.
-        """
+        """Run a log call at the end of its duration. Log calls hang whenever store calls hang, because both use the same disk."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -317,9 +312,7 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Report a captured image to the judge. If parts of the state are stored separately, the complete state is
-        encoded for the report.
-        """
+        """Report a captured image to the judge. If parts of the state are stored separately, the complete state is encoded for the report."""
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -441,15 +434,11 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits
-        until it resumes.
-        """
+        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits until it resumes."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the
-        call.
-        """
+        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the call."""
         if not self.is_alive:
             return
         if self.stops:
@@ -466,8 +455,7 @@ class SimHost:
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Handle a client's request to accept inputs. `taking` receives each message before the host decides on it.
-        `then` receives all outcomes in order.
-        """
+        `then` receives all outcomes in order."""
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
@@ -515,15 +503,12 @@ class SimHost:
 
     def _place_of(self, agent: str) -> tuple[str, str]:
         """Return the name and address of the agent's host, as far as this host knows them. Both are empty if the agent
-        is local or its host is unknown.
-        """
+        is local or its host is unknown."""
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
-        """Pause the run for this reason, in addition to any other reasons. It stays paused until all reasons have been
-        removed.
-        """
+        """Pause the run for this reason, in addition to any other reasons. It stays paused until all reasons have been removed."""
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
@@ -620,8 +605,7 @@ class SimHost:
 
     def block(self) -> None:
         """Block the run, as a blocking handler would. Every second, the host's watchdog thread reports to the leader
-        that the host is blocked.
-        """
+        that the host is blocked."""
         self.pause(BLOCKED)
         self._report_busy(self.shared.kernel.now_ns)
 

@@ -1,8 +1,7 @@
 """Streams of a simulated host: links to other hosts, and the session with the coordinator.
 
-Both reconnect as in production: links as in `channels/grpc_link.py`, and the session as in
-`agent_runtime/host/coordinator_session.py`. Links and sessions access a host's run only through the interface
-`HostRun`.
+Both reconnect as in production: links as in `channels/grpc_link.py`, and the session as in `agent_runtime/host/coordinator_session.py`.
+Links and sessions access a host's run only through the interface `HostRun`.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,9 +19,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface that links, sessions, steps and the coordinator require from a host's run. Implemented by
-    `host.SimHost`.
-    """
+    """Interface that links, sessions, steps and the coordinator require from a host's run. Implemented by `host.SimHost`."""
 
     @property
     def name(self) -> str: ...
@@ -42,15 +39,11 @@ class HostRun(Protocol):
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits
-        until it resumes.
-        """
+        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits until it resumes."""
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the
-        call.
-        """
+        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the call."""
         ...
 
 
@@ -195,9 +188,7 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Record a frame that was written. If its number is not new, the frame is being resent because its previous
-        stream broke.
-        """
+        """Record a frame that was written. If its number is not new, the frame is being resent because its previous stream broke."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -273,9 +264,7 @@ SESSION_RETRY_LEAST_NS, SESSION_RETRY_STEP_NS, SESSION_RETRY_STEPS = 50_000_000,
 
 
 class ReplicaSession(Protocol):
-    """Interface through which a host accesses a replica of the coordinator. Implemented by
-    `simulated_replica.SimulatedReplica`.
-    """
+    """Interface through which a host accesses a replica of the coordinator. Implemented by `simulated_replica.SimulatedReplica`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -315,8 +304,7 @@ class SimSession:
 
     def dial(self, _: object = None) -> None:
         """Connect to the current candidate for the leader. If that replica does not lead, try the leader it reports, or
-        otherwise the next replica.
-        """
+        otherwise the next replica."""
         host = self._host
         self._tries += 1
         node = self._node
@@ -354,9 +342,7 @@ class SimSession:
             self._turn_to(self._node)
 
     def report_busy(self, busy_ns: int) -> None:
-        """Report to the leader that a handler blocks this host. In production, a watchdog thread sends this report on
-        its own connection.
-        """
+        """Report to the leader that a handler blocks this host. In production, a watchdog thread sends this report on its own connection."""
         host = self._host
         for node, replica in self._replicas.items():
             if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):

@@ -70,8 +70,7 @@ class Hosts:
 
     def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
         """Wrap `run_turn` so that a turn may kill the host's process. The mark of the killed turn remains, and the
-        launcher restarts the host.
-        """
+        launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
             try:
@@ -91,9 +90,7 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """Stop all waiting handlers, including the threads of graphs, at the end of a run. The garbage collector might
-        never stop them.
-        """
+        """Stop all waiting handlers, including the threads of graphs, at the end of a run. The garbage collector might never stop them."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # a handler may refuse to stop
                 run.driver.stop()

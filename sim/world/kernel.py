@@ -54,8 +54,7 @@ class Kernel:
 
     def run(self, events_max: int) -> bool:
         """Make scheduled calls until the run is over or no call is left, but at most `events_max` calls. Return False
-        if this limit ended the run.
-        """
+        if this limit ended the run."""
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:

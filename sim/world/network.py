@@ -1,9 +1,8 @@
 """The simulated network. Pipes between nodes deliver items in order until their stream breaks.
 
-Streams behave like gRPC streams. An open stream is reliable and ordered, so a lost packet only causes a delay. When a
-stream breaks, only the data in flight is lost. If two nodes cannot communicate in one direction or in both, a stream
-between them stays open until its keepalive fails. Data sent in the meantime arrives if the path is healed before the
-keepalive fails.
+Streams behave like gRPC streams. An open stream is reliable and ordered, so a lost packet only causes a delay. When a stream breaks, only
+the data in flight is lost. If two nodes cannot communicate in one direction or in both, a stream between them stays open until its
+keepalive fails. Data sent in the meantime arrives if the path is healed before the keepalive fails.
 """
 
 from collections import deque
@@ -21,8 +20,7 @@ RETRANSMIT_NS = 200_000_000
 
 KEEPALIVE_NS = 1_900_000_000
 """Time after which a stream between nodes that cannot reach each other is closed, as measured with real network
-namespaces (simulation.md, 4).
-"""
+namespaces (simulation.md, 4)."""
 
 Pair = tuple[str, str]
 
@@ -115,9 +113,7 @@ class Stream:
 
 
 class Network:
-    """All streams between nodes, and the faults that affect the paths between nodes. `has_faults` is set while a fault
-    may block items.
-    """
+    """All streams between nodes, and the faults that affect the paths between nodes. `has_faults` is set while a fault may block items."""
 
     def __init__(
         self,

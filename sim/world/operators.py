@@ -1,11 +1,10 @@
 """Simulated operators of a fleet, and a simulated reader of its outputs.
 
-`SimOperator` retries some dead letters and drops others. If an effect needs an operator's decision, this operator
-consults the service's record and resolves the effect. At most one request is open at a time; it contains one or two
-commands for one agent. The request and its answer may be lost, duplicated or late. In these cases, the operator resends
-the request with the same keys, or gives up. Because the operator waits before it acts, a request may name a dead letter
-that has already been settled or rolled back. The answers are reported to the oracle in
-`oracles/input_output_oracles.py`.
+`SimOperator` retries some dead letters and drops others. If an effect needs an operator's decision, this operator consults the service's
+record and resolves the effect. At most one request is open at a time; it contains one or two commands for one agent. The request and its
+answer may be lost, duplicated or late. In these cases, the operator resends the request with the same keys, or gives up. Because the
+operator waits before it acts, a request may name a dead letter that has already been settled or rolled back. The answers are reported to
+the oracle in `oracles/input_output_oracles.py`.
 
 `MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent only once, to the
 current leader. A later leader knows only the drain marks in the log. When the faults have ended, the operator removes
@@ -61,21 +60,17 @@ THINKS = (1, 1, 5, 20)
 """Possible delays before the operator sends a request, in multiples of `LOOK_NS`."""
 
 COMMANDS_MAX = 24
-"""Maximum number of commands in a run. The limit keeps a dead letter that always fails from keeping the fleet busy
-forever.
-"""
+"""Maximum number of commands in a run. The limit keeps a dead letter that always fails from keeping the fleet busy forever."""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
 RETRIES_MAX = 2
-"""Number of retries after which a dead letter is dropped. If every retry crashes the agent, the fleet recovers each
-time and finally fails.
+"""Number of retries after which a dead letter is dropped. If every retry crashes the agent, the fleet recovers each time and finally fails.
 """
 
 _MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
 """Payload prefixes of the dead letters that the operator handles. Dropping these dead letters does not violate their
-patterns' invariants. A failed undo is never dropped.
-"""
+patterns' invariants. A failed undo is never dropped."""
 
 
 class SimOperator:
@@ -124,9 +119,7 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """Resolve an effect that needs an operator's decision, according to the service's record. Return whether there
-        is such an effect.
-        """
+        """Resolve an effect that needs an operator's decision, according to the service's record. Return whether there is such an effect."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
                 effects = agent.effects
@@ -177,9 +170,7 @@ class SimOperator:
         return RETRY
 
     def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """Return, for each of an agent's dead letters that the operator handles, its number, its identity, and whether
-        it is a failed undo.
-        """
+        """Return, for each of an agent's dead letters that the operator handles, its number, its identity, and whether it is a failed undo."""
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
         if local_agent is None:
@@ -215,9 +206,7 @@ class SimOperator:
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
-        """Handle a host's answers to a request. `plan` is the plan under which the request arrived. The answers may be
-        lost.
-        """
+        """Handle a host's answers to a request. `plan` is the plan under which the request arrived. The answers may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.ground_truth.inputs.drops.on_taken(
@@ -247,9 +236,7 @@ class SimOperator:
 # -- moves ----------------------------------------------------------------------------------------------------------------
 
 HOME_NS = 200_000_000
-"""Interval between the `HOME_TIMES` attempts to remove the drain marks. One attempt may fail because there is no
-leader.
-"""
+"""Interval between the `HOME_TIMES` attempts to remove the drain marks. One attempt may fail because there is no leader."""
 
 HOME_TIMES = 20
 
@@ -304,8 +291,7 @@ class MovesOperator:
 
     def on_answered(self, answer: AnswerMoves) -> None:
         """Check that the request was made and not already answered. Some requests are never answered, because their
-        leader crashed or was replaced.
-        """
+        leader crashed or was replaced."""
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
@@ -326,8 +312,7 @@ HELPS_NS = 700_000_000
 
 CALL_WAIT_NS, CALL_WAITS_MAX = 10_000_000, 200
 """Interval and maximum number of checks while a restore waits for an effect to be called. Half of the restores wait, so
-that they happen during such a call if one occurs soon.
-"""
+that they happen during such a call if one occurs soon."""
 
 READ_S = 0.002
 """Time that the service needs to read the store during a restore."""
@@ -343,9 +328,7 @@ class RestoreRequest(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual event loop in which one leader's service runs. Worker calls are dropped if the leader has been replaced
-    or has crashed.
-    """
+    """Virtual event loop in which one leader's service runs. Worker calls are dropped if the leader has been replaced or has crashed."""
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)
@@ -519,9 +502,7 @@ class SimReader:
         self._later()
 
     def read(self) -> list[ReadRelease]:
-        """Read all outputs that are currently available. Return all releases read so far, without those that were taken
-        back.
-        """
+        """Read all outputs that are currently available. Return all releases read so far, without those that were taken back."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

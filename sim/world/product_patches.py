@@ -5,10 +5,9 @@ fleets would never reach most of these limits, although bugs often occur at limi
 which apply to all nodes in its run; FoundationDB calls such limits knobs. All guarantees hold for every value in
 `drawn`. The values respect the conditions between limits; for example, a window is larger than a part of a message.
 
-*Manifests.* In a small fleet, all manifests are read by the oracles and in every maintenance step of the store
-(publishing, sweeping, moving packs, deleting). The result of decoding depends only on the bytes, root, path and epoch,
-and a manifest never changes. So the cache only saves time. Damaged bytes have a different key, and errors are not
-cached.
+*Manifests.* In a small fleet, all manifests are read by the oracles and in every maintenance step of the store (publishing, sweeping,
+moving packs, deleting). The result of decoding depends only on the bytes, root, path and epoch, and a manifest never changes. So the cache
+only saves time. Damaged bytes have a different key, and errors are not cached.
 """
 
 import contextlib
@@ -52,8 +51,7 @@ class Limit(msgspec.Struct, frozen=True):
     """A limit of the product.
 
     Attributes:
-        places: names of the constants that hold the limit, as `module.CONSTANT`, one for every module that imports the
-            constant.
+        places: names of the constants that hold the limit, as `module.CONSTANT`, one for every module that imports the constant.
         drawn: values from which a swarm draws the limit.
         scaled: function that converts from the limit's unit to the constant's unit. None if the units are the same.
         with_it: dependent constants that must change with the limit, each with a function of the limit's value.

@@ -18,9 +18,7 @@ EVENTS_MAX = 2_000_000
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event of a trace, with its time. A message's name in the event is "sender/plan>receiver:number", which is
-    unique within a run.
-    """
+    """An event of a trace, with its time. A message's name in the event is "sender/plan>receiver:number", which is unique within a run."""
 
     t_ns: int
     event: Event | Recovery
@@ -29,8 +27,7 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
 class EpochSpan(msgspec.Struct):
     """An epoch, from its start to its outcome.
 
-    If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the plan under which the epoch
-    began.
+    If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the plan under which the epoch began.
     """
 
     epoch: int
@@ -127,9 +124,7 @@ class SharedTrace:
         recording.agents = list(agents)
 
     def of(self, plan: Callable[[], int]) -> HostTrace:
-        """Return the trace for one run of a host. `plan` returns the number of the plan that the host currently
-        follows.
-        """
+        """Return the trace for one run of a host. `plan` returns the number of the plan that the host currently follows."""
         return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:

@@ -42,8 +42,7 @@ It is based on Ongaro and Ousterhout 2014; the section numbers refer to that pap
 5. A crash loses all slots that are not durable. If the leader crashes, a drawn number of its latest appends in flight
    is lost too. A replica that restarts has its durable log.
 
-Departures: there is no log compaction, appends in flight are not lost when a link is cut, and a vote is not synced to
-disk.
+Departures: there is no log compaction, appends in flight are not lost when a link is cut, and a vote is not synced to disk.
 """
 
 from collections import deque
@@ -62,21 +61,16 @@ from snapline.sim.choices import Choices
 MS = 1_000_000
 
 TICK_NS = 100 * MS
-"""Interval between heartbeats. It is shorter than the shortest election timeout, so that a healthy leader's heartbeats
-arrive in time.
-"""
+"""Interval between heartbeats. It is shorter than the shortest election timeout, so that a healthy leader's heartbeats arrive in time."""
 
 ELECTION_NS = 150 * MS
 ELECTION_STEP_NS = 10 * MS
 ELECTION_STEPS = 16
-"""Number of possible election timeouts, from 150 to 300 ms. They are a fifth of the real timeouts, so that a run has
-more elections.
-"""
+"""Number of possible election timeouts, from 150 to 300 ms. They are a fifth of the real timeouts, so that a run has more elections."""
 
 LEASE_NS = 1_000 * MS
 """Time for which a leader without a majority still considers itself the leader. It is as long as several elections, so
-that stale leaders are common.
-"""
+that stale leaders are common."""
 
 ALONE_NS = 100 * MS
 """Time that a single replica takes to become the leader, which needs no votes."""
@@ -94,9 +88,7 @@ Key = tuple[str | int, ...]
 
 
 class Slot:
-    """A position in a log. If `entry` is None, the slot is a barrier. `result` is valid only after the slot was
-    committed.
-    """
+    """A position in a log. If `entry` is None, the slot is a barrier. `result` is valid only after the slot was committed."""
 
     __slots__ = ("entry", "index", "proposer", "result", "term")
 
@@ -133,9 +125,7 @@ class LeaderTerm:
 
 
 class Append(msgspec.Struct, frozen=True):
-    """An append in flight to a replica. From `durable_ns` on, the first `length` slots of the leader term are durable
-    at the replica.
-    """
+    """An append in flight to a replica. From `durable_ns` on, the first `length` slots of the leader term are durable at the replica."""
 
     durable_ns: int
     leader_term: LeaderTerm
@@ -284,9 +274,7 @@ class RaftModel:
             self._lose_tails(leader_term)
 
     def depose(self) -> None:
-        """Suppress the newest leader's heartbeats until another leader is elected. If there is only one replica, it is
-        re-elected.
-        """
+        """Suppress the newest leader's heartbeats until another leader is elected. If there is only one replica, it is re-elected."""
         leader_term = self.newest
         if leader_term is None or self.replicas[leader_term.leader].leading is not leader_term:
             return
@@ -301,9 +289,7 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """Discard some of a crashed leader's latest appends in flight to each follower. Choices decide how many; 0
-        means none.
-        """
+        """Discard some of a crashed leader's latest appends in flight to each follower. Choices decide how many; 0 means none."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -343,9 +329,7 @@ class RaftModel:
             self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
 
     def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
-        """Let a follower hear from a leader. The follower's term changes at once, but its standing changes only when
-        the message arrives.
-        """
+        """Let a follower hear from a leader. The follower's term changes at once, but its standing changes only when the message arrives."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not leader_term:
@@ -440,8 +424,7 @@ class RaftModel:
 
     def _stand(self, replicas: list[SimReplica]) -> None:
         """Start an election. Among the replicas that would win, the candidate is the replica that has exceeded its
-        timeout by the longest time.
-        """
+        timeout by the longest time."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -491,15 +474,12 @@ class RaftModel:
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
-        """Return whether the candidate's log is at least as up-to-date as the voter's. This rule preserves committed
-        entries (5.4.1).
-        """
+        """Return whether the candidate's log is at least as up-to-date as the voter's. This rule preserves committed entries (5.4.1)."""
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
         """Return whether no leader prevents the voter from voting. This is true if the voter has not recently heard
-        from a leader, or reached a majority as the leader.
-        """
+        from a leader, or reached a majority as the leader."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -543,9 +523,7 @@ class RaftModel:
             self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
-        """Return the current delay between two replicas, or None if either replica is down or the target is
-        unreachable.
-        """
+        """Return the current delay between two replicas, or None if either replica is down or the target is unreachable."""
         if not (source.is_up and target.is_up):
             return None
         return self._delay_ns(source.name, target.name)
@@ -555,8 +533,7 @@ PROPOSE_NS = 5_000 * MS
 """Time limit for a proposal's outcome, as in the real driver."""
 
 IMAGE_AFTER = 64
-"""Maximum number of slots that a replica applies one by one. A replica that lacks more slots restores the whole state,
-as if from a dump.
+"""Maximum number of slots that a replica applies one by one. A replica that lacks more slots restores the whole state, as if from a dump.
 """
 
 Then = Callable[[ProposalOutcome], None]
@@ -592,8 +569,7 @@ class SimulatedLog:
                 currently unreachable.
             on_standing: function that is called when a node learns of a new leader or term. It is not called when the
                 node starts or crashes.
-            on_committed: function that is called at each commit with the position in `entries`, the proposer, the entry
-                and the result.
+            on_committed: function that is called at each commit with the position in `entries`, the proposer, the entry and the result.
         """
         self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
@@ -623,8 +599,7 @@ class SimulatedLog:
 
     def state_of(self, node: str) -> FleetState:
         """Return the replica's applied state. The object stays the same until the node crashes. A leader's state
-        contains all entries that the leader knows to be committed.
-        """
+        contains all entries that the leader knows to be committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -633,9 +608,7 @@ class SimulatedLog:
     # ---- for the world --------------------------------------------------------------------------------------------
 
     def start(self, node: str) -> None:
-        """Start a replica, which then has its durable log. The replica's state is empty until it learns which entries
-        are committed.
-        """
+        """Start a replica, which then has its durable log. The replica's state is empty until it learns which entries are committed."""
         replica = self._replicas[node]
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
@@ -644,8 +617,7 @@ class SimulatedLog:
 
     def crash(self, node: str) -> None:
         """Crash the replica. Its slots that are not durable are lost, and its proposers get no outcome. Has no effect
-        if the replica is down.
-        """
+        if the replica is down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
@@ -707,9 +679,7 @@ class SimulatedLog:
         return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """Make a proposal's outcome unknown. The answer is lost, and the proposal itself is appended at once, appended
-        late, or lost.
-        """
+        """Make a proposal's outcome unknown. The answer is lost, and the proposal itself is appended at once, appended late, or lost."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -811,9 +781,7 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise AssertionError if an invariant is violated. Call this method only between events; it takes as long as
-        applying all entries.
-        """
+        """Raise AssertionError if an invariant is violated. Call this method only between events; it takes as long as applying all entries."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
@@ -828,9 +796,7 @@ class SimulatedLog:
             assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """Return the frozen state after each of these numbers of committed slots. All slots are applied again from the
-        beginning.
-        """
+        """Return the frozen state after each of these numbers of committed slots. All slots are applied again from the beginning."""
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:

@@ -1,8 +1,7 @@
 """A replica of the simulated coordinator. While the replica leads, it runs the production leader core and store keeper.
 
-The replica provides the environment for the leader's driver, in virtual time. Proposals go to the model of the
-replicated log. A blocking call by the store keeper happens at a single instant, at the end of its duration. The
-durations of several calls may overlap.
+The replica provides the environment for the leader's driver, in virtual time. Proposals go to the model of the replicated log. A blocking
+call by the store keeper happens at a single instant, at the end of its duration. The durations of several calls may overlap.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

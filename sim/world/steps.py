@@ -4,14 +4,12 @@ context offers, such as `ctx.step`. A handler or stub that waits (`Wait`) resume
 If the fleet has stubs, a step calls its stub. Otherwise the step's own function runs in the simulation's thread, at a
 single instant of virtual time. In both cases, the step's duration in virtual time is drawn.
 
-A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service,
-which is unaffected when a host crashes. A call consists of a request in transit, the execution of the stub, and an
-answer in transit. A request that has left its host arrives even if the host crashes or the step times out. The transit
-times are drawn. If the scenario's section `steps` says so, a call may also be late, get no answer or fail, whether or
-not the stub was executed.
+A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service, which is unaffected
+when a host crashes. A call consists of a request in transit, the execution of the stub, and an answer in transit. A request that has left
+its host arrives even if the host crashes or the step times out. The transit times are drawn. If the scenario's section `steps` says so, a
+call may also be late, get no answer or fail, whether or not the stub was executed.
 
-If an `assert` in a stub fails, the stub has detected a violation. Any other exception that a stub raises is the
-service's answer.
+If an `assert` in a stub fails, the stub has detected a violation. Any other exception that a stub raises is the service's answer.
 
 `SimOutside` provides time, randomness and outside calls to the handlers of one host.
 """
@@ -101,8 +99,7 @@ Future = asyncio.Future[Any]
 
 def settle(future: Future, function: Callable[[], Any]) -> None:
     """Complete a future with the function's result, or with the `SnaplineError` that the function raises. An OSError,
-    for example from a failpoint, becomes a StoreError.
-    """
+    for example from a failpoint, becomes a StoreError."""
     try:
         result = function()
     except SnaplineError as error:
@@ -144,9 +141,7 @@ class VirtualLoop:
 
 
 def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
-    """Run a coroutine to its end on this loop. `ended` receives a function that returns the coroutine's result or
-    raises its error.
-    """
+    """Run a coroutine to its end on this loop. `ended` receives a function that returns the coroutine's result or raises its error."""
     asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
     try:
         waits_for = coroutine.send(None)
@@ -185,9 +180,7 @@ LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
 """Extra delays of late calls. Some are shorter than a step's usual timeout, and some are longer."""
 
 LOST_NS = 15_000 * MS
-"""Time until a step detects a broken connection. Otherwise a step without a timeout would wait forever, which would
-look like a bug.
-"""
+"""Time until a step detects a broken connection. Otherwise a step without a timeout would wait forever, which would look like a bug."""
 
 _PER_MILLE = 1000
 
@@ -239,8 +232,7 @@ class StubCall:
         plan: int,
     ) -> None:
         """`arrived` is called with a function that returns the stub's answer, or with None if the request is lost.
-        `plan` is the plan that the calling host follows.
-        """
+        `plan` is the plan that the calling host follows."""
         self._shared = shared
         self._name = name
         self._number = number
@@ -331,8 +323,7 @@ class StubServices:
     Attributes:
         outages: failures of stub calls.
         without_stub: names of the steps whose own functions were called because the fleet has no stubs.
-        done: maps each effect's outside key to the stub's answer. This is the service's record, which an operator can
-            consult.
+        done: maps each effect's outside key to the stub's answer. This is the service's record, which an operator can consult.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -382,8 +373,7 @@ class StubServices:
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
     """Return the outside key of a call that executes an effect. Return "" for a step, a probe or a compensation, which
-    do not execute the effect.
-    """
+    do not execute the effect."""
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "" if "/" in name else str(keywords.get("key", ""))
 
@@ -414,8 +404,7 @@ def _said(error: AssertionError) -> str:
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """Duration of a step, which is drawn. A step takes as long as a fast call of a tool or model, so that waiting turns
-overlap with other work.
-"""
+overlap with other work."""
 
 FOREIGN = "no running event loop"
 """Text of asyncio's error for a call without a running event loop."""
@@ -429,9 +418,7 @@ class Steps:
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Call the step's stub and return its answer. If the fleet has no stubs, call `function` once, after a drawn
-        delay.
-        """
+        """Call the step's stub and return its answer. If the fleet has no stubs, call `function` once, after a drawn delay."""
         call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
@@ -473,9 +460,7 @@ async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a step's coroutine to its end, and return its result. Raise NotSimulatedError if the coroutine waits for
-    anything.
-    """
+    """Run a step's coroutine to its end, and return its result. Raise NotSimulatedError if the coroutine waits for anything."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -564,9 +549,7 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
 
 
 class SimOutside(TurnEnvironment):
-    """Environment of one host's handlers. `draws` records the values drawn and the step outcomes in the current turn of
-    `agent`.
-    """
+    """Environment of one host's handlers. `draws` records the values drawn and the step outcomes in the current turn of `agent`."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
@@ -619,9 +602,7 @@ class SimOutside(TurnEnvironment):
 
 
 def _kept(value: Any) -> Any:  # what a step returned
-    """Return a copy of a step's result, which the handler cannot change. If the result cannot be copied, return the
-    result itself.
-    """
+    """Return a copy of a step's result, which the handler cannot change. If the result cannot be copied, return the result itself."""
     try:
         return copy.deepcopy(value)
     except Exception:

@@ -1,5 +1,4 @@
-"""A fleet in virtual time. Production cores and drivers for agents, leader and store run on a simulated network and
-disk.
+"""A fleet in virtual time. Production cores and drivers for agents, leader and store run on a simulated network and disk.
 
 The product's code makes all decisions. This package simulates the environment of that code. The package consists of
 these parts, which share one state (`world_state.py`):
@@ -9,13 +8,11 @@ these parts, which share one state (`world_state.py`):
 - replicas of the coordinator (`simulated_replica.py`), which use a model of the replicated log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
-`SimExecutor` executes faults. `world_observer.py` reports what hosts, coordinators and the log do to the judge, which
-checks it; the parts themselves check nothing. `PendingWork` determines the fleet's remaining work, whether the fleet is
-idle, and which agents cannot continue.
+`SimExecutor` executes faults. `world_observer.py` reports what hosts, coordinators and the log do to the judge, which checks it; the parts
+themselves check nothing. `PendingWork` determines the fleet's remaining work, whether the fleet is idle, and which agents cannot continue.
 
-The simulation has these limits, which the user documentation also states. Raft is simulated only at the interface of
-its log. A blocking store call happens at a single instant, and is interrupted only at failpoints. All hosts share one
-store, as in production.
+The simulation has these limits, which the user documentation also states. Raft is simulated only at the interface of its log. A blocking
+store call happens at a single instant, and is interrupted only at failpoints. All hosts share one store, as in production.
 """
 
 import errno
@@ -220,8 +217,7 @@ class SimExecutor:
 
     def flip_bit(self, pick: int) -> str:
         """Damage a file of the newest complete epoch. Return a description, or "" if nothing was damaged. Within the
-        fault budget, an older undamaged epoch must exist.
-        """
+        fault budget, an older undamaged epoch must exist."""
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
         if self._shared.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
@@ -302,8 +298,7 @@ class PendingWork:
 
     def heard(self) -> list[str]:
         """Return the agents that must have received all their messages when the fleet is idle. If the fleet has ended,
-        return an empty list.
-        """
+        return an empty list."""
         state = self._log.canonical
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
@@ -328,9 +323,7 @@ class PendingWork:
         return any(_is_awaited(agent, receivers) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """Return a description of each required event that has not happened yet. `since_ns` is the time at which all
-        faults had ended.
-        """
+        """Return a description of each required event that has not happened yet. `since_ns` is the time at which all faults had ended."""
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -362,8 +355,7 @@ class PendingWork:
 
     def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
         """Return the agents that have been unable to take a turn since the first check at which nothing else was
-        missing. The values are (problem, turns, checkpoints).
-        """
+        missing. The values are (problem, turns, checkpoints)."""
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -379,8 +371,7 @@ class PendingWork:
 
     def _beyond_line(self) -> list[str]:
         """Describe the agents with turns that no complete epoch contains, in an idle fleet with periodic checkpoints.
-        Other triggers may leave turns unsaved.
-        """
+        Other triggers may leave turns unsaved."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
         behind = self._shared.judge.beyond_line()
@@ -408,8 +399,7 @@ class PendingWork:
 
     def ignored_rollback_requests(self, since_ns: int) -> list[str]:
         """Return the agents that requested a rollback before `since_ns` and have got neither a rollback nor a refusal,
-        although the fleet is running.
-        """
+        although the fleet is running."""
         asked = self._shared.judge.ground_truth.rollbacks.asked
         agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
@@ -419,9 +409,7 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """Describe how many turns a fleet without a known end still has to take. Return "" if it has taken enough turns
-        or is idle.
-        """
+        """Describe how many turns a fleet without a known end still has to take. Return "" if it has taken enough turns or is idle."""
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -524,9 +512,7 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """Complete a freeze that the host's current run could still have answered: all its agents that are not in a
-        turn count as frozen.
-        """
+        """Complete a freeze that the host's current run could still have answered: all its agents that are not in a turn count as frozen."""
         run = self.hosts.run_of(frozen.host)
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
@@ -573,8 +559,7 @@ class World:
 
     def complete_fleet(self) -> None:
         """Start all initial hosts of a fleet that has never started to work. Such a fleet needs every initial host
-        once, even a host that left permanently.
-        """
+        once, even a host that left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
@@ -589,9 +574,7 @@ class World:
         return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
 
     def is_released(self) -> bool:
-        """Return whether the outputs of all complete epochs are released, so that they can be checked at the end of the
-        run.
-        """
+        """Return whether the outputs of all complete epochs are released, so that they can be checked at the end of the run."""
         return self._has_released(self.log.canonical.newest_complete())
 
     def _has_released(self, epoch: int) -> bool:

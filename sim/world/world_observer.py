@@ -14,8 +14,7 @@ must keep every input that may still be needed:
 - *Deletions.* The fleet can be restored to any kept epoch. So a batch may be deleted only if the oldest kept epoch
   contains the effects of all inputs in the batch.
 
-The oracle identifies inputs by their bytes, which are unique. It does not rely on the product's numbers, keys or file
-names.
+The oracle identifies inputs by their bytes, which are unique. It does not rely on the product's numbers, keys or file names.
 
 The code that reads checkpoint packs (`read_pack`) is independent of the product, and follows `docs/snapshot-format.md`.
 The judge compares the checkpoints in a pack with the captured images. So the judge needs the bytes, but not the
@@ -63,8 +62,7 @@ from snapline.storage.retention.epoch_retention import parse_created
 
 class HostLogOracle:
     """Oracle for the host logs in one run. It reports nothing after a fault has damaged a file, or after bytes of a
-    complete epoch were lost.
-    """
+    complete epoch were lost."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._shared = shared
@@ -81,8 +79,7 @@ class HostLogOracle:
         self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
         """Check a host's answers to a client's request. `plan` is the plan under which the request arrived. If a later
-        plan has dropped inputs, the answers are not checked.
-        """
+        plan has dropped inputs, the answers are not checked."""
         drops = self._shared.judge.ground_truth.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
@@ -174,8 +171,7 @@ class SnapshotRequests:
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
         """Check the answer to a snapshot request. The snapshot must be a complete epoch. Under a coordinated protocol,
-        the epoch must have begun after the request.
-        """
+        the epoch must have begun after the request."""
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
@@ -284,9 +280,7 @@ class StoreObserver:
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """Report the checkpoints in all packs that were written under this plan, including packs that no host has
-        reported.
-        """
+        """Report the checkpoints in all packs that were written under this plan, including packs that no host has reported."""
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -327,9 +321,7 @@ class StoreObserver:
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
-        """Report that a leader has released the outputs of an epoch. The outputs are read from the release file, if
-        there is one.
-        """
+        """Report that a leader has released the outputs of an epoch. The outputs are read from the release file, if there is one."""
         self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
@@ -344,9 +336,7 @@ class StoreObserver:
         return {epoch: release for epoch, release in files.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
-        """Report a leader's deletion to the judge. The judge checks that the data for the newest recovery line still
-        exists.
-        """
+        """Report a leader's deletion to the judge. The judge checks that the data for the newest recovery line still exists."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
         self._note_refs(node)
@@ -372,8 +362,7 @@ class StoreObserver:
 
     def _created_ms(self, unreported: set[int]) -> dict[int, int]:
         """Return the creation times of epochs that the retention policy sees, although their leader crashed after
-        writing the ref and before reporting it.
-        """
+        writing the ref and before reporting it."""
         created_ms = {}
         for epoch in sorted(unreported):
             with contextlib.suppress(SnaplineError):
@@ -404,9 +393,7 @@ class StoreObserver:
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """Check that all complete epochs survived a host's power cut. A pack that no host has reported as durable may
-        be lost.
-        """
+        """Check that all complete epochs survived a host's power cut. A pack that no host has reported as durable may be lost."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
@@ -421,8 +408,7 @@ class StoreObserver:
 
     def _check_refs(self, node: str) -> None:
         """Check that every epoch whose ref is readable is undamaged. This must hold because deletion removes the ref
-        first. A torn ref is detected when it is read.
-        """
+        first. A torn ref is detected when it is read."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -433,17 +419,14 @@ class StoreObserver:
     # ---- reading whole epochs -------------------------------------------------------------------------------------
 
     def read_back(self) -> None:
-        """Read every kept epoch except the newest, which plans and oracles have already read, and report the result to
-        the judge.
-        """
+        """Read every kept epoch except the newest, which plans and oracles have already read, and report the result to the judge."""
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
                 self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
         """Return whether every byte of a complete epoch is readable. If no file has changed since the last read, the
-        files are not read again.
-        """
+        files are not read again."""
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
@@ -454,9 +437,7 @@ class StoreObserver:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Read the checkpoints of an epoch from the disk. Return them with "", or None with the error message if they
-        are unreadable.
-        """
+        """Read the checkpoints of an epoch from the disk. Return them with "", or None with the error message if they are unreadable."""
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
             read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]
@@ -479,9 +460,7 @@ class StoreObserver:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """Return the checkpoint in the form in which it was captured: with the whole state, and with the journal as
-        part of the turn.
-        """
+        """Return the checkpoint in the form in which it was captured: with the whole state, and with the journal as part of the turn."""
         parts = self._reader.part_reader(manifest)
         if checkpoint.journal_part is not None:
             checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
@@ -494,9 +473,7 @@ class StoreObserver:
 
 
 def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
-    """Yield equal checkpoints that use less memory. In them, agents of the same class share the description of their
-    state's fields.
-    """
+    """Yield equal checkpoints that use less memory. In them, agents of the same class share the description of their state's fields."""
     known: dict[str, AgentCheckpoint] = {}
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)
@@ -518,9 +495,7 @@ _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.
 """Operations that abort open epochs. Their result lists these epochs."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
-"""Function that returns the freezes of the hosts that froze in time for a plan, given the request that commits the
-plan.
-"""
+"""Function that returns the freezes of the hosts that froze in time for a plan, given the request that commits the plan."""
 
 
 class LogObserver:
@@ -547,8 +522,7 @@ class LogObserver:
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
         """Record that the fleet is running. `is_first` is false if this follows a recovery; if a host died before it
-        applied the first plan, the fleet first runs under a later plan.
-        """
+        applied the first plan, the fleet first runs under a later plan."""
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()
@@ -645,9 +619,7 @@ class LogObserver:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
-        """Return whether no byte of the epoch has changed since it was written, including the epoch's ref and the
-        tables in its packs.
-        """
+        """Return whether no byte of the epoch has changed since it was written, including the epoch's ref and the tables in its packs."""
         if self._store.is_flipped(epoch):
             return False
         checkpoints, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
@@ -678,9 +650,7 @@ class LogObserver:
 
 
 class WorldObserver:
-    """Observers of the whole world. `on_restore_answered` and `on_moves_answered` receive the leader's answers to
-    operators.
-    """
+    """Observers of the whole world. `on_restore_answered` and `on_moves_answered` receive the leader's answers to operators."""
 
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]

@@ -114,9 +114,7 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """Record that the node `acting` has reached this failpoint. If an action is due, execute it; the action may
-        raise an exception.
-        """
+        """Record that the node `acting` has reached this failpoint. If an action is due, execute it; the action may raise an exception."""
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -176,8 +174,7 @@ class Stores:
 
 CLOCKS_AGENTS_MAX = 16
 """Maximum number of agents in a fleet with vector clocks, whose cost per turn grows with the number of agents. In
-larger fleets, only message counts are compared.
-"""
+larger fleets, only message counts are compared."""
 
 
 class WorldState:
@@ -192,8 +189,7 @@ class WorldState:
         journal, figures: journal and counters, which all parts update.
         recording, trace: recording and trace of the run, or None if they were not requested.
         hosts, coordinators, agents: names of all hosts, coordinators and agents that may exist in the run.
-        random_of: source of `ctx.random()`. Each agent has its own stream, so a different order of turns draws the same
-            numbers.
+        random_of: source of `ctx.random()`. Each agent has its own stream, so a different order of turns draws the same numbers.
         faults: faults executed so far.
         misuse: reason why the user's agents cannot be simulated, or "".
     """
@@ -243,9 +239,7 @@ class WorldState:
         self.kernel.is_over = True
 
     def core_failed(self, node: str, error: Exception) -> None:
-        """Report an error in the product as a violation. Re-raise an error in the simulator itself, which makes the run
-        "broken".
-        """
+        """Report an error in the product as a violation. Re-raise an error in the simulator itself, which makes the run "broken"."""
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return

@@ -1,6 +1,5 @@
 """Create folders and files for keys, tokens, states and logs that only their owner can access, whatever the umask. Also make names in
-folders durable.
-"""
+folders durable."""
 
 import os
 from pathlib import Path

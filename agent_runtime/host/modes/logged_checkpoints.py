@@ -103,8 +103,7 @@ class Saving:
 
     def moved(self, agent: LocalAgent) -> None:
         """Record that the agent has changed since its last checkpoint. Owe a basic checkpoint if one is due, otherwise query the clock
-        again later.
-        """
+        again later."""
         logged = agent.logged
         logged.has_moved = True
         if logged.rule is None:

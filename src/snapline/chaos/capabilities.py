@@ -76,9 +76,7 @@ AGAINST_ELSEWHERE = {
     "disk": "the preloaded library shares memory with `chaos run`, on this machine",
     "clock": "the preloaded library shares memory with `chaos run`, on this machine",
 }
-"""Faults that a launcher cannot carry out, with the reasons. A key is a word, the part of a word before the colon, or a
-kind.
-"""
+"""Faults that a launcher cannot carry out, with the reasons. A key is a word, the part of a word before the colon, or a kind."""
 
 POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
 
@@ -100,8 +98,7 @@ def _capability(kind: str, word: str, on: Where) -> Capability:
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
     """Return a table's entry for the word. If the table has none, return the entry for the part before the word's
-    colon, else the entry for the word's kind, else "".
-    """
+    colon, else the entry for the word's kind, else ""."""
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 
@@ -182,15 +179,12 @@ EVERYTHING = Scenario(
         restores=False,
     ),
 )
-"""A scenario with about ten seconds of work. A run takes about twenty seconds, because the processes need half of this
-time to start.
-"""
+"""A scenario with about ten seconds of work. A run takes about twenty seconds, because the processes need half of this time to start."""
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
     """Return the scenario drawn by this seed. Drawn faults that are not supported at the place `on` are omitted. Faults
-    that the scenario's file lists are kept.
-    """
+    that the scenario's file lists are kept."""
     scenario = draw(template, seed)
     if template.swarm is None:
         return scenario

@@ -3,10 +3,9 @@ of the program. A run is called a *life*.
 
     python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input come from `crash_kit.py`)
 
-Each line of standard input names a folder. The program runs with this folder in a new child process. The child process
-writes the program's notes and result to standard output as lines of JSON. Each line is written by one system call, so a
-note that was written before a SIGKILL is not lost. Only child processes change files below the root, so only child
-processes are killed.
+Each line of standard input names a folder. The program runs with this folder in a new child process. The child process writes the program's
+notes and result to standard output as lines of JSON. Each line is written by one system call, so a note that was written before a SIGKILL
+is not lost. Only child processes change files below the root, so only child processes are killed.
 """
 
 import asyncio
@@ -31,9 +30,7 @@ def say(to: int, word: str, of: object) -> None:
 
 
 class CrashNote:
-    """Lets the program report its progress as notes. The parameter `of` is any name, such as the name of a step, an
-    input or a payment.
-    """
+    """Lets the program report its progress as notes. The parameter `of` is any name, such as the name of a step, an input or a payment."""
 
     def __init__(self, to: int, counters: FaultCounters) -> None:
         self._to = to
@@ -41,8 +38,7 @@ class CrashNote:
 
     def _say(self, word: str, of: object) -> None:
         """Write a note. The process can also be killed just before a note is written, when the program has made the
-        change but has not yet noted it.
-        """
+        change but has not yet noted it."""
         number = self._counters.get("changes") + 1
         self._counters.set("changes", number)
         if number == self._counters.get("die_at"):
@@ -50,9 +46,7 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """Note which items the opened store contains. A call without arguments notes that the store is empty. Call this
-        once in a life.
-        """
+        """Note which items the opened store contains. A call without arguments notes that the store is empty. Call this once in a life."""
         self._say("found", of)
 
     def began(self, of: str) -> None:

@@ -196,11 +196,9 @@ class CrashKit:
         """Kill a program at its writes and notes, and check what the program reports.
 
         Args:
-            program: a function of a module, which may be `async`. It takes a folder, which is empty at first, and a
-                `CrashNote`. It reports the contents of its store with `note.found`. Its result must have a
-                representation as JSON or by `repr`.
-            points: maximum number of moments at which the program is killed, or the moments themselves. Moments are
-                numbered from 1.
+            program: a function of a module, which may be `async`. It takes a folder, which is empty at first, and a `CrashNote`. It reports
+                the contents of its store with `note.found`. Its result must have a representation as JSON or by `repr`.
+            points: maximum number of moments at which the program is killed, or the moments themselves. Moments are numbered from 1.
             seed: seed of the random moments.
 
         Raises:
@@ -343,9 +341,7 @@ class _Lives:
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
-        """Run one life on a store, which is created if it is missing. `die_at` is the moment of the kill, or 0 for a
-        life without a kill.
-        """
+        """Run one life on a store, which is created if it is missing. `die_at` is the moment of the kill, or 0 for a life without a kill."""
         folder = self._root / store
         folder.mkdir(exist_ok=True)
         self._control.set("changes", 0)

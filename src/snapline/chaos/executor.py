@@ -2,11 +2,10 @@
 
 Theory of operation
 -------------------
-`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into
-commands about processes. The simulated world and this core implement the same `Executor`, so a scenario's file has the
-same meaning in both of them. The caller passes the time. Some facts can only be observed in the real fleet, such as the
-leader, the hosts of agents, and the files that may be damaged. The core takes these facts from the last
-`FleetObserved`.
+`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into commands about
+processes. The simulated world and this core implement the same `Executor`, so a scenario's file has the same meaning in both of them. The
+caller passes the time. Some facts can only be observed in the real fleet, such as the leader, the hosts of agents, and the files that may
+be damaged. The core takes these facts from the last `FleetObserved`.
 
 Invariants:
 
@@ -66,8 +65,7 @@ class SetSpeed(Command, frozen=True):
 
 class SetPath(Command, frozen=True):
     """Set the faults of the path from one node to another. The path is blocked, or it delays bytes by `least_ns` plus
-    up to `jitter_ns`. Of 1000 packets it loses `loss_per_mille`.
-    """
+    up to `jitter_ns`. Of 1000 packets it loses `loss_per_mille`."""
 
     sender: str
     receiver: str
@@ -122,8 +120,7 @@ class FlipBit(Command, frozen=True):
 
 class ArmFailpoint(Command, frozen=True):
     """Arm a failpoint. `action` hits the process that passes the failpoint as the `hit`-th from now, counted over all
-    processes. This process reports the hit.
-    """
+    processes. This process reports the hit."""
 
     number: int
     name: str
@@ -307,9 +304,7 @@ class ChaosExecutor:
             self._commands.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set a delay. A scenario's usual delay only applies to virtual time. Real processes have the real network's
-        delay instead.
-        """
+        """Set a delay. A scenario's usual delay only applies to virtual time. Real processes have the real network's delay instead."""
         usual = self._scenario.network.delay_of(sender, receiver)
         if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
             least_ns = jitter_ns = 0
@@ -401,8 +396,7 @@ class ChaosExecutor:
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
         """Set or end a disk fault of a host, or of all nodes if `host` is "". If a fault of one kind ends, faults of
-        the other kinds continue.
-        """
+        the other kinds continue."""
         modes = self._disks.setdefault(host, {}) if host else self._fleet_disk_faults
         if is_on:
             modes[mode] = None

@@ -69,8 +69,7 @@ class FailpointReader:
 
     def due(self, name: str) -> FailpointAction | None:
         """Return the action for a process that passes the failpoint `name` now, or None if there is none. When the
-        method returns, the hit is already recorded.
-        """
+        method returns, the hit is already recorded."""
         status = os.stat(self._file)
         changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._changed:

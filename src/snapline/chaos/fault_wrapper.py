@@ -144,8 +144,7 @@ class FaultTarget:
 
 def _was_directive_written(outbox: Any) -> bool:
     """Return whether a directive was already written to one host, while other hosts may still wait for their
-    directives. Record that a directive is written now.
-    """
+    directives. Record that a directive is written now."""
     was_directive_written = getattr(outbox, "was_directive_written", False)
     outbox.was_directive_written = True
     return was_directive_written

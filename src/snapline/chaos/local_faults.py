@@ -53,8 +53,7 @@ SEGMENT_BYTES = 1_448
 """Size of a TCP segment on Ethernet. Losses are simulated for each segment."""
 
 RESEND_S, RESENDS_MAX = 0.2, 6
-"""Linux retransmits a packet after 0.2 s, and doubles this time after each further loss. A packet is very rarely lost
-six times in a row.
+"""Linux retransmits a packet after 0.2 s, and doubles this time after each further loss. A packet is very rarely lost six times in a row.
 """
 
 PORT_ATTEMPTS_MAX = 200
@@ -130,8 +129,7 @@ class Gates:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: cm.Path) -> None:
         """Forward the bytes of one direction. Repeatedly read a block, wait for the delay, and write the block. The
-        next block contains the bytes that arrived during the wait.
-        """
+        next block contains the bytes that arrived during the wait."""
         data = b"-"
         while data:
             try:
@@ -150,8 +148,7 @@ class Gates:
 
     def _delay_s(self, path: cm.Path, size: int) -> float:
         """Return the delay of a block. A byte that arrives during the delay of the previous block waits for both
-        delays, so its delay may double.
-        """
+        delays, so its delay may double."""
         faults = self._paths[path]
         delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
         for _ in range(1 + size // SEGMENT_BYTES if faults.loss_per_mille else 0):
@@ -226,9 +223,7 @@ def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
 
 
 def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """Return the inode of the socket with these ends from the kernel's table, or "" if the table does not contain the
-    socket.
-    """
+    """Return the inode of the socket with these ends from the kernel's table, or "" if the table does not contain the socket."""
     wanted = [_hex(*local), _hex(*remote)]
     for line in table.splitlines()[1:]:
         fields = line.split()

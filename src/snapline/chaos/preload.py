@@ -60,8 +60,7 @@ def environment(library: Path, *, control: Path, journal: Path, root: Path) -> d
 
 def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
     """Return what a power cut may lose. The first value lists the new names. The second value maps each written file to
-    the length that is synced.
-    """
+    the length that is synced."""
     names: dict[str, None] = {}
     written: dict[str, int] = {}
     for line in journal.splitlines():
@@ -79,8 +78,7 @@ def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
 
 def lose_unsynced(journal: Path, seed: int) -> list[str]:
     """Simulate a power cut, and return descriptions of the losses. The seed decides for each file whether its unsynced
-    data is kept, lost or torn, and whether a new name is lost. Clear the journal.
-    """
+    data is kept, lost or torn, and whether a new name is lost. Clear the journal."""
     if not journal.exists():
         return []
     names, written = unsynced(journal.read_text(errors="replace"))
@@ -119,8 +117,7 @@ FIELDS = (
 )
 """Names of the signed 64-bit numbers, in the same order as in `preload.c`. A test compares the two lists.
 `drift_from_ns` is the time at which the drift started on the monotonic clock. `changes` is the number of file changes
-so far. The process dies just before the change with the number `die_at`.
-"""
+so far. The process dies just before the change with the number `die_at`."""
 
 SIZE = 8 * len(FIELDS)
 

@@ -206,8 +206,7 @@ class RemoteFaults:
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
         """Create the driver. `plan` is the plan of the place. The scenario's fleet replaces the plan's fleet, under a
-        new name. `folder` is the folder for all files.
-        """
+        new name. `folder` is the folder for all files."""
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
         self.status: FleetStatus | None = None
@@ -265,8 +264,7 @@ class RemoteFaults:
 
     def carry_out(self, command: cm.Command) -> None:
         """Carry out a command. Commands that end faults of disks, clocks and failpoints have no effect, since this
-        driver injects no such faults.
-        """
+        driver injects no such faults."""
         match command:
             case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
                 self._processes.carry_out(command)
@@ -287,9 +285,7 @@ MARK = b"snapline.chaos.fault_wrapper"
 
 
 def leftovers(processes: Path = Path("/proc")) -> list[str]:
-    """Return descriptions of the processes whose run has ended. Each description contains the command that ends the
-    process.
-    """
+    """Return descriptions of the processes whose run has ended. Each description contains the command that ends the process."""
     descriptions = []
     for folder in processes.iterdir():
         if not folder.name.isdecimal():

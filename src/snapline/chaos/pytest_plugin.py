@@ -1,6 +1,5 @@
 """Provide the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports the other
-modules only on first use.
-"""
+modules only on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Return the crash kit. Its method `check(program)` kills a program at every write, and checks that the program
-    resumes correctly.
+    """Return the crash kit. Its method `check(program)` kills a program at every write, and checks that the program resumes correctly.
 
     Without a C compiler the test is skipped.
     """

@@ -73,9 +73,7 @@ class StoreJudge:
         self.newest: Cut | None = None
 
     def look(self, damaged: list[str]) -> None:
-        """Check new epochs. `damaged` lists files that a fault has changed. Epochs that need these files may be
-        unreadable.
-        """
+        """Check new epochs. `damaged` lists files that a fault has changed. Epochs that need these files may be unreadable."""
         store = self._opened()
         if store is None:
             return
@@ -92,9 +90,7 @@ class StoreJudge:
                     self._add_violation("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
-        """Check the store after the fleet's end. `is_ended` means that the fleet ended by itself, so all its work must
-        be done.
-        """
+        """Check the store after the fleet's end. `is_ended` means that the fleet ended by itself, so all its work must be done."""
         self.look(damaged)
         store = self._opened()
         if store is None:
@@ -154,8 +150,7 @@ class StoreJudge:
 
 def channel_problems(checkpoints: Mapping[str, AgentCheckpoint]) -> list[tuple[str, str, str]]:
     """Return the oracle, the guarantee and a description for each problem with the messages of one cut. Agents outside
-    the cut have left the fleet and are ignored.
-    """
+    the cut have left the fleet and are ignored."""
     cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
     named = {name for record in cut.values() for name in (*record.sent, *record.received)}
     gone = named - set(cut)
@@ -180,9 +175,7 @@ START_S = 120.0
 """Time limit for a fleet to start working. A start takes a few seconds on an idle machine."""
 
 WITHIN_LEAST_S = 180.0
-"""Minimum time limit for the liveness conditions after the faults. A scenario's times are virtual, and a real machine
-may be busy.
-"""
+"""Minimum time limit for the liveness conditions after the faults. A scenario's times are virtual, and a real machine may be busy."""
 
 JUDGE_S = 0.5
 """Interval between two checks of the store. Epochs are kept for longer than this interval."""
@@ -193,15 +186,11 @@ POLL_S = 0.2
 SCENARIO_FILE, STOP_FILE = "scenario.toml", "stop"
 
 EPOCHS_AFTER = 2
-"""Number of epochs that must complete after the faults. The first of these epochs may have begun before the faults
-ended.
-"""
+"""Number of epochs that must complete after the faults. The first of these epochs may have begun before the faults ended."""
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """The user's checks, as in `sim/checking.py`. One check is for every cut, and the other is for the states at the
-    end.
-    """
+    """The user's checks, as in `sim/checking.py`. One check is for every cut, and the other is for the states at the end."""
 
     invariant: Invariant | None = None
     at_end: AtEnd | None = None
@@ -383,8 +372,7 @@ class ChaosRun:
 
     async def _until_ended(self) -> list[str]:
         """Take a snapshot, and request the fleet's end. If the workload ends by itself, wait until the fleet has ended.
-        Return the unmet conditions.
-        """
+        Return the unmet conditions."""
         if not self._is_ended and not await self._snapshot():
             return ["no manual snapshot completes"]
         (self._folder / STOP_FILE).touch()
@@ -413,9 +401,7 @@ class ChaosRun:
         return max(WITHIN_LEAST_S, self._scenario.liveness.within_ns / 1e9)
 
     async def _until(self, pending: Callable[[FleetStatus], list[str]], limit_s: float) -> list[str]:
-        """Wait until no condition is pending or the fleet has ended by itself. Return the conditions that are still
-        pending.
-        """
+        """Wait until no condition is pending or the fleet has ended by itself. Return the conditions that are still pending."""
         assert self._client is not None
         conditions = ["the coordinator does not answer"]
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,5 @@
 """Build a scenario's fleet for real processes. The fleet is a workload pattern of the simulator, or the user's fleet.
-The fleet ends on request.
-"""
+The fleet ends on request."""
 
 import os
 from collections.abc import Callable

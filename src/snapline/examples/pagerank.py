@@ -210,8 +210,7 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 def is_finished(cut: snapline.Cut) -> bool:
     """Return whether no message is in transit, no timer is set, and all rounds have been pushed. This is a stable property, since no agent
-    can then send a message any more.
-    """
+    can then send a message any more."""
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 

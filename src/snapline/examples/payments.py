@@ -40,8 +40,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """The service's answer to a request.
 
-    `number` is the number of the entry, or 0 if the payment was refused. `is_first` is set if this request made the order's first
-    payment.
+    `number` is the number of the entry, or 0 if the payment was refused. `is_first` is set if this request made the order's first payment.
     """
 
     number: int

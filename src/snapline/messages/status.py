@@ -3,8 +3,7 @@
 
 A concern is a condition that needs attention, such as a long wait or a missing resource. Each concern contains its age and a remedy. The
 leader detects concerns (`coordinator/leader/leader_concerns.py`). All code that shows, counts or raises alerts for concerns uses `KINDS`.
-`tests/deploy/test_alerts.py` fails if a kind is missing from the docstring of `Concern` (docs/cli.md), from the alerts or from
-the runbook.
+`tests/deploy/test_alerts.py` fails if a kind is missing from the docstring of `Concern` (docs/cli.md), from the alerts or from the runbook.
 """
 
 import msgspec

@@ -17,9 +17,8 @@ the same interval. So each protocol takes a checkpoint between certain sends and
 In the same state, FDI and NRAS force a checkpoint whenever FDAS does, and CBR forces one whenever any of these three does. CAS, CBR and
 NRAS are baselines. Their vectors would only serve to find consistent cuts, so a live fleet does not send them.
 
-Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M.
-Wang, "Consistent Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers
-46(4), 1997 (FDAS and the family).
+Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M. Wang, "Consistent
+Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers 46(4), 1997 (FDAS and the family).
 
 Encoding: entry k of the vector is the number of k's checkpoints in the causal past, including the initial checkpoint. It equals the index
 of k's current interval plus one, and 0 means that k is unknown. Comparisons have the same results as with the indices.
@@ -49,10 +48,9 @@ A message forces a checkpoint if
 
 Then for every Z-path there is a causal path between the same intervals. So RDT holds, and therefore G6.
 
-Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-Induced Checkpointing Protocol that
-Ensures Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997.
-Departures: piggybacks are deltas, as described below. With absolute piggybacks, FIFO channels are not needed. A fixed set of agents is
-never needed.
+Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-Induced Checkpointing Protocol that Ensures
+Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997. Departures: piggybacks are deltas,
+as described below. With absolute piggybacks, FIFO channels are not needed. A fixed set of agents is never needed.
 
 Encoding: vector entries are the interval's index plus one, as above. Entry k of a piggyback consists of three numbers: k,
 vector[k] with simple[k] as the lowest bit, and row k of `causal` as a mask.

@@ -21,10 +21,9 @@ A message forces a checkpoint if
 
 Then clocks increase along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
 
-Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in
-Distributed Computations", Distributed Computing 13(1), 2000. Departures: piggybacks are deltas, as described below. With absolute
-piggybacks, FIFO channels are not needed. A fixed set of agents is never needed, since for an unknown agent `count` is 0, and `taken` and
-`greater` are true.
+Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in Distributed
+Computations", Distributed Computing 13(1), 2000. Departures: piggybacks are deltas, as described below. With absolute piggybacks, FIFO
+channels are not needed. A fixed set of agents is never needed, since for an unknown agent `count` is 0, and `taken` and `greater` are true.
 
 Encoding: the complements `not_taken` and `not_greater` are stored and sent, so that no bit is set for an unknown agent. A piggyback begins
 with the clock. Entry k consists of count[k] with both bits as the lowest bits.

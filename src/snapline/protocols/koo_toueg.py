@@ -40,11 +40,10 @@ consistent cuts is consistent.
 An agent that joins starts with empty tables. Its permanent checkpoint is its unborn state, so the message that creates it counts as
 received since that checkpoint.
 
-Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the
-checkpoint algorithm. Departures: there is no tree of requests. Each agent answers immediately, and its answer contains its own requests,
-which the coordinator forwards. The coordinator collects all answers. Several initiators may share a round. Messages in transit are not left
-to the transport, but are resent from the senders' logs. Instead of the paper's rollback algorithm, the coordinator computes the recovery
-line.
+Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the checkpoint
+algorithm. Departures: there is no tree of requests. Each agent answers immediately, and its answer contains its own requests, which the
+coordinator forwards. The coordinator collects all answers. Several initiators may share a round. Messages in transit are not left to the
+transport, but are resent from the senders' logs. Instead of the paper's rollback algorithm, the coordinator computes the recovery line.
 
 Invariants (see `validate`): while an agent is blocked, both tables are empty. Every entry is at least 1. When the round is decided, there
 are no saved tables.

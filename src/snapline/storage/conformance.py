@@ -7,8 +7,7 @@ many threads, and then run whole stores, host logs and outputs on the disk. The 
 To run the checks in a test suite:
 
     @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
-    def test_my_disk(check: conformance.Check, tmp_path: Path) -> None:
-        check(lambda place: MyDisk(tmp_path / place))
+    def test_my_disk(check: conformance.Check, tmp_path: Path) -> None: check(lambda place: MyDisk(tmp_path / place))
 
 `open_disk(place)` must return a new disk object each time. Objects for the same place must share their bytes, and a new place must be
 empty. So several objects for one place represent several processes. The checks leave their files behind, so use temporary places.

@@ -1,16 +1,13 @@
-"""Serve the liveness and readiness of a process through gRPC's health service, also at a port that needs no
-certificate.
+"""Serve the liveness and readiness of a process through gRPC's health service, also at a port that needs no certificate.
 
 Container supervisors check health without certificates, so they would fail in the TLS handshake. `--health` opens a
 port that only serves health. A caller can read two states and nothing else.
 
-The port only serves the method `Check`, which is answered at once. A call of `Watch` would hold a slot for as long as
-its caller wants. Then 64 foreign calls would leave no slot for the probes from Kubernetes, and Kubernetes would kill
-the process.
+The port only serves the method `Check`, which is answered at once. A call of `Watch` would hold a slot for as long as its caller wants.
+Then 64 foreign calls would leave no slot for the probes from Kubernetes, and Kubernetes would kill the process.
 
-The service has two names because the two checks have different consequences. A supervisor restarts a process that is
-not *alive*. A restart cannot restore a lost majority, so the name for *alive* depends on no other process. If a process
-is not *ready*, the supervisor only waits.
+The service has two names because the two checks have different consequences. A supervisor restarts a process that is not *alive*. A restart
+cannot restore a lost majority, so the name for *alive* depends on no other process. If a process is not *ready*, the supervisor only waits.
 """
 
 from collections.abc import Iterable
@@ -26,17 +23,14 @@ from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 
 ALIVE, READY = "alive", "ready"
-"""Names in the health service. A coordinator is ready while it is connected to a majority. A host is ready once it has
-joined its fleet.
-"""
+"""Names in the health service. A coordinator is ready while it is connected to a majority. A host is ready once it has joined its fleet."""
 
 CHECKS_MAX = 64
 """Maximum number of concurrent calls at a health port. A supervisor makes one call at a time."""
 
 CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
 """Maximum number of connections at a health port, and the idle time after which a connection is closed. A foreign
-client can make gRPC hold about ten MiB of headers for each connection.
-"""
+client can make gRPC hold about ten MiB of headers for each connection."""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:

@@ -21,9 +21,8 @@ Bound ids come from three sources. A later source in this list overrides an earl
 2. the scope of the task that logs, such as an RPC or an agent's waiting turn;
 3. the state of the host or leader, which is read only when something is logged.
 
-`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further
-effort. Tasks and timers inherit the ids of the task that starts them. Closing the scope removes the ids. Otherwise
-timers would keep the ids for ever.
+`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further effort. Tasks and timers
+inherit the ids of the task that starts them. Closing the scope removes the ids. Otherwise timers would keep the ids for ever.
 
 Times are UTC in both forms, since `snapline logs` merges the logs of several machines.
 """
@@ -90,8 +89,7 @@ class BoundIds:
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
         """Add the ids that `read` returns to this thread's log lines while the context is open. Lines of other threads
-        do not get these ids, since they may concern other subjects.
-        """
+        do not get these ids, since they may concern other subjects."""
         self._read, self._thread = read, threading.get_ident()
         try:
             yield

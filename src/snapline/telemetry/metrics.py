@@ -1,11 +1,9 @@
-"""Define the metrics of a process for monitoring systems. The metrics consist of families and of distributions of
-durations.
+"""Define the metrics of a process for monitoring systems. The metrics consist of families and of distributions of durations.
 
-Theory of operation. Cores do not know about metrics. Cores keep the counts that they need themselves, and adapters see
-events, so a process has the values anyway. `metrics_server.py` reads the values on request, so they add no work to the
-delivery of a message. Each kind of process declares its families in a table
-(`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`); docs/metrics.md shows these
-tables, and a test compares the document with them.
+Theory of operation. Cores do not know about metrics. Cores keep the counts that they need themselves, and adapters see events, so a process
+has the values anyway. `metrics_server.py` reads the values on request, so they add no work to the delivery of a message. Each kind of
+process declares its families in a table (`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`);
+docs/metrics.md shows these tables, and a test compares the document with them.
 
 No family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system
 would keep a series for each of them for weeks. Each family has a few fixed label values.
@@ -92,9 +90,7 @@ class Total(msgspec.Struct, frozen=True):
 Value = float | Distribution | Total
 
 Readings = Mapping[str, Value | Mapping[tuple[str, ...], Value]]
-"""The current values by family name. An entry is one value, or values by labels. A family without an entry has no value
-at the moment.
-"""
+"""The current values by family name. An entry is one value, or values by labels. A family without an entry has no value at the moment."""
 
 PROCESS_INFO = Family(
     "process_info",

@@ -1,8 +1,7 @@
 """HTTP server for the metrics of a process: `GET /metrics`, in Prometheus' text format or in OpenMetrics.
 
-`--metrics` opens the server, under the same rules as `--listen`. Without certificates the server listens on this
-machine only, unless the user gives `--insecure`. With certificates a caller needs a role that may call `Status`
-(`rpc_authorization.py`).
+`--metrics` opens the server, under the same rules as `--listen`. Without certificates the server listens on this machine only, unless the
+user gives `--insecure`. With certificates a caller needs a role that may call `Status` (`rpc_authorization.py`).
 
 The server reads the values on request, on the process's own event loop, so the values do not change meanwhile. If
 nothing requests the metrics, they take no time. The server implements only a small part of HTTP. It accepts one request
@@ -49,14 +48,12 @@ HEAD_BYTES_MAX = 16 * 1024
 """Maximum size of a request's head in bytes. Monitoring systems send a few hundred bytes."""
 
 REQUEST_S_MAX = 10.0
-"""Time limit for the handshake, receiving the head, reading the metrics, and sending the answer. Prometheus itself
-waits for the same time.
+"""Time limit for the handshake, receiving the head, reading the metrics, and sending the answer. Prometheus itself waits for the same time.
 """
 
 CONNECTIONS_MAX = 16
 """Maximum number of connections. One or two monitoring systems request the metrics every few seconds. If there are more
-connections, the server closes the oldest connection.
-"""
+connections, the server closes the oldest connection."""
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -100,9 +97,7 @@ class MetricsServer:
         read: Callable[[], Awaitable[Readings]],
         security: Security,
     ) -> None:
-        """Create the server. `role` and `name` identify this process. `read` returns the current values, and may raise
-        SnaplineError.
-        """
+        """Create the server. `role` and `name` identify this process. `read` returns the current values, and may raise SnaplineError."""
         self._read = read
         self._security = security
         self._exposition = _Exposition((PROCESS_INFO, *families))
@@ -214,8 +209,7 @@ class MetricsServer:
 
 def _drop_tracebacks(error: BaseException | None) -> None:
     """Free the 256 KiB that a failed handshake retains. The errors and frames of the handshake form a reference cycle,
-    and the garbage collector runs rarely.
-    """
+    and the garbage collector runs rarely."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

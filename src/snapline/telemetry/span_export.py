@@ -1,10 +1,9 @@
 """Export the spans of a process to a collector, with a bounded queue, one exporting thread, and a count of dropped spans.
 
-Theory of operation. An ended span is put into a queue, which never blocks. If the queue is full, the span is dropped
-and counted. One thread takes spans in batches from the queue and passes them to OpenTelemetry's exporter, which may
-wait for a collector for any time. So a slow or missing collector causes a loss of spans and no other harm.
-OpenTelemetry's own processor drops the oldest spans without reporting their number. This processor also starts a thread
-in every forked child. Children that capture state by fork must not have such a thread.
+Theory of operation. An ended span is put into a queue, which never blocks. If the queue is full, the span is dropped and counted. One
+thread takes spans in batches from the queue and passes them to OpenTelemetry's exporter, which may wait for a collector for any time. So a
+slow or missing collector causes a loss of spans and no other harm. OpenTelemetry's own processor drops the oldest spans without reporting
+their number. This processor also starts a thread in every forked child. Children that capture state by fork must not have such a thread.
 
 Two providers share the queue. Snapline's provider takes every span, since the sampling decision was made when the
 request arrived. The other provider is for libraries that handlers use, if the program has set no provider. The second
@@ -164,19 +163,15 @@ class QuickSpan(trace.Span):
 log = logging.getLogger("snapline.spans")
 
 QUEUE_SPANS_MAX = 8192
-"""Maximum number of queued spans. A full queue takes about 20 MB, and is long enough for a busy host while a collector
-restarts.
-"""
+"""Maximum number of queued spans. A full queue takes about 20 MB, and is long enough for a busy host while a collector restarts."""
 
 BATCH_SPANS_MAX = 512
 """Maximum number of spans in a batch, as in OpenTelemetry's own processor."""
 
 DELAY_S = 1.0
-"""Maximum time that a span waits for other spans of its batch. A request to a collector takes two milliseconds, even if
-it has few spans.
+"""Maximum time that a span waits for other spans of its batch. A request to a collector takes two milliseconds, even if it has few spans.
 
-A process that is killed loses the spans that ended within this time. OpenTelemetry's default of 5 s would lose too much
-of a recovery.
+A process that is killed loses the spans that ended within this time. OpenTelemetry's default of 5 s would lose too much of a recovery.
 """
 
 CLOSE_S_MAX = 2.0
@@ -193,8 +188,7 @@ CREDENTIAL_PROVIDERS = (
 
 class IdentityHashedResource(Resource):
     """Resource with a cheap hash. OpenTelemetry's encoder hashes the resource for every span, and the inherited hash
-    converts the resource to JSON.
-    """
+    converts the resource to JSON."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -252,9 +246,7 @@ class SpanQueue(SpanProcessor):
             self._count(len(ended), is_taken=is_taken)
 
     def _count(self, spans: int, *, is_taken: bool) -> None:
-        """Count the spans of a batch. Log only when failures begin and end, since a collector may be unavailable for
-        days.
-        """
+        """Count the spans of a batch. Log only when failures begin and end, since a collector may be unavailable for days."""
         if is_taken:
             self.exported += spans
         else:
@@ -334,8 +326,7 @@ class SpanExport:
         links: tuple[SpanIds, ...] = (),
     ) -> trace.Span:
         """Start a span whose parent is `under`. With `ids`, or with neither of the two, start the root span of a trace.
-        `span` is the id of the span, or 0 for a random id.
-        """
+        `span` is the id of the span, or 0 for a random id."""
         parent = trace.set_span_in_context(trace.NonRecordingSpan(under)) if under is not None else Context()
         self._ids.preset(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
         linked = [trace.Link(context_of(ids_of_link)) for ids_of_link in links]
@@ -361,9 +352,7 @@ def _library_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
 
 
 def _exporter() -> SpanExporter:
-    """Return the exporter that the environment selects. It is the OTLP exporter, unless the environment selects the
-    console.
-    """
+    """Return the exporter that the environment selects. It is the OTLP exporter, unless the environment selects the console."""
     exporter_name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if exporter_name == "console":
@@ -388,9 +377,7 @@ def _exporter() -> SpanExporter:
 
 
 def _bounded_session() -> "requests.Session":
-    """Return an HTTP session that limits the size of the collector's answers. Otherwise an endless answer would fill
-    the process's memory.
-    """
+    """Return an HTTP session that limits the size of the collector's answers. Otherwise an endless answer would fill the process's memory."""
     import requests
 
     class BoundedSession(requests.Session):

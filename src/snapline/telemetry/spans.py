@@ -43,8 +43,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
 
 
 def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | None":
-    """Return the exporter for this process's spans, or None if spans are disabled. The caller closes the exporter when
-    the process ends.
+    """Return the exporter for this process's spans, or None if spans are disabled. The caller closes the exporter when the process ends.
 
     Raises:
         UsageError: If OpenTelemetry is not installed, or does not have the exporter that the environment selects.

@@ -13,8 +13,7 @@ twice (G1, G2, G3, G9).
 Run the checks in a test suite like this:
 
     @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
-    async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None:
-        await conformance.run(check, MyBench(tmp_path))
+    async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None: await conformance.run(check, MyBench(tmp_path))
 
 A bench supplies what the checks need in addition to the launcher: a store that all processes can reach, command lines, and a list of the
 processes and files that remain after closing. `LocalBench`, the bench for this machine, is an example.

@@ -599,8 +599,7 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
 
     Args:
         array: an array in the state, or a view of such an array.
-        rows: indexes into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool
-            for each row.
+        rows: indexes into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool for each row.
 
     Raises:
         UsageError: If `array` is not an array with rows, or `rows` are out of range.

@@ -18,9 +18,8 @@ Invariants:
 Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
 a scan), and writes of another process to shared memory. Therefore this module registers only private anonymous memory.
 
-Huge pages may remain enabled: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway.
-Measured on Linux 6.18 with 1 GiB: arming takes 0.07 ms with huge pages and 8 ms without. Scans with 1 % written take 0.1 to 0.7 ms in both
-cases.
+Huge pages may remain enabled: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway. Measured
+on Linux 6.18 with 1 GiB: arming takes 0.07 ms with huge pages and 8 ms without. Scans with 1 % written take 0.1 to 0.7 ms in both cases.
 
 The numbers come from the kernel's `userfaultfd.h` and `fs.h`. See also `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
 The module alone carries no guarantee: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.

@@ -38,9 +38,8 @@ This module carries G4 as `storage/disk/local_disk.py` does: a file appears unde
     az://container/prefix               Azure
     memory://name                       objects in this process, for tests; they are lost when the process ends
 
-Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …). Snapline defines no variables of
-its own for this.
+Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
+`AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …). Snapline defines no variables of its own for this.
 
 **The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition but ignore it. So
 `open_disk` puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are gone, the store overwrites

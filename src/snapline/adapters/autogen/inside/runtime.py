@@ -2,8 +2,7 @@
 
 A program registers its agents and subscriptions in the same way as with AutoGen's own runtime:
 
-    async def register(runtime: AgentRuntime) -> None:
-        await Teller.register(runtime, "teller", lambda: Teller(100))
+    async def register(runtime: AgentRuntime) -> None: await Teller.register(runtime, "teller", lambda: Teller(100))
 
 Messages that an agent sends in a turn belong to the turn (`live_turn.py`). The runtime can be used in two ways. A host can start a process
 that runs the program (`serve_program`). Such a process runs turns for the host that has started it, and ends with the host. Alternatively,
