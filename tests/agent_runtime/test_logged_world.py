@@ -43,15 +43,17 @@ def useless(world: LoggedFleet) -> int:
 @pytest.mark.parametrize("protocol", LOGGED)
 def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
     """Of those that force, whose hosts do the same but for the rule, one has all seeds."""
-    seeds = range(3, 6) if protocol in (KOO_TOUEG, UNCOORDINATED, "hmnr") else range(4, 5)
-    seen = play_all(protocol, seeds)
-    assert seen["completed"] > 2 * len(seeds) and seen["in_transit"] > 12 * len(seeds), seen
-    if len(seeds) > 1:
-        assert seen["crashes"] > 0 and seen["failures"] > 0 and seen["left"] > 0, seen
-    if protocol == UNCOORDINATED:
-        assert seen["rolled_back"] > 0 and seen["kept"] > 5 * seen["rolled_back"], "survivors keep their live states"
+    share = 1 if protocol in (KOO_TOUEG, UNCOORDINATED, "hmnr") else 0.5
+    seen = play_all(protocol, range(3, 3 + int(6 * share)))
+    assert seen["completed"] > 15 * share and seen["in_transit"] > 75 * share, seen
+    assert seen["crashes"] > share and seen["failures"] > 0 and seen["left"] > 0, seen
     if protocol in CIC_PROTOCOLS:
-        assert seen["forced"] > 1 and seen["useless"] == 0, seen
+        assert seen["forced"] > 10 * share and seen["useless"] == 0, seen
+
+
+def test_survivors_keep_their_live_state_where_they_may() -> None:
+    seen = play_all(UNCOORDINATED, range(12))
+    assert seen["rolled_back"] > 5 and seen["kept"] > 5 * seen["rolled_back"], seen
 
 
 @pytest.mark.parametrize("protocol", [UNCOORDINATED, *CIC_PROTOCOLS])

@@ -69,8 +69,6 @@ class Workload:
     large_max: int = 3 * PART_BYTES
     stalled: tuple[int, ...] = ()
     """Channels whose receiver consumes nothing."""
-    validate_every: int = 1
-    """Events from one look at a core's invariants to the next: it looks at all that waits, which may be much."""
 
 
 @dataclass
@@ -112,9 +110,7 @@ class Side:
     def feed(self, event: Event) -> None:
         world = self.world
         commands = self.core.handle(world.now_ns, event)
-        world.events += 1
-        if world.events % world.work.validate_every == 0:
-            self.core.validate()
+        self.core.validate()
         if world.is_traced:
             world.trace.append((world.now_ns, self.name, type(event).__name__, hash(self.core.freeze())))
         for command in commands:
@@ -275,7 +271,6 @@ class World(VirtualTime):
         self.work = work or Workload()
         self.faults = faults or Faults()
         self.is_traced = is_traced
-        self.events = 0
         self.trace: list[tuple[int, str, str, int]] = []
         self.trouble: list[str] = []
         self.delivered = 0

@@ -36,14 +36,12 @@ def test_large_messages_and_parts_survive_the_same(seed: int) -> None:
 
 
 def test_a_burst_above_the_window_arrives() -> None:
-    world = World(1, work=Workload(channels=64, messages=10_000, size_max=20, validate_every=20), faults=STORM)
+    world = World(1, work=Workload(channels=64, messages=10_000, size_max=20), faults=STORM)
     world.run_all(30 * MS)
 
 
 def run_stalled() -> World:
-    world = World(
-        4, work=Workload(channels=40, messages=9000, size_max=20, stalled=tuple(range(1, 41)), validate_every=20)
-    )
+    world = World(4, work=Workload(channels=40, messages=9000, size_max=20, stalled=tuple(range(1, 41))))
     world.run_all(200 * MS, settle_ns=SECOND)
     return world
 

@@ -51,10 +51,8 @@ ENVIRONMENT_AT = 50
 # -- in a test ----------------------------------------------------------------------------------------------------------
 
 
-class TestServer(ForkServer):
-    """The server of this process. Its children may belong to any event loop."""
-
-    __test__ = False
+class SharedForkServer(ForkServer):
+    """The one server of this test process. Its children may belong to any event loop."""
 
     @classmethod
     def shared(cls) -> Self:
@@ -92,14 +90,14 @@ class TestServer(ForkServer):
         self._process.wait()
 
 
-_servers: list[TestServer] = []
+_servers: list[SharedForkServer] = []
 
 
-class OfFleet:
-    """What a launcher uses of a fork server."""
+class FleetChildren:
+    """The processes of one fleet, as the shared server has forked them: a launcher takes this for its own fork server."""
 
     def __init__(self) -> None:
-        self._server = TestServer.shared()
+        self._server = SharedForkServer.shared()
         self._children: list[ForkedProcess] = []
 
     @property
@@ -120,10 +118,10 @@ class OfFleet:
 _start_of_product = ForkServer.start.__func__  # type: ignore[attr-defined]  # a class method
 
 
-async def start_for_fleet(environment: Mapping[str, str]) -> "OfFleet | ForkServer | None":
+async def start_for_fleet(environment: Mapping[str, str]) -> "FleetChildren | ForkServer | None":
     """In place of `ForkServer.start`: a server of its own only for a fleet whose variables are read at program start."""
-    if TestServer.shared()._changes(environment) is not None:
-        return OfFleet()
+    if SharedForkServer.shared()._changes(environment) is not None:
+        return FleetChildren()
     found: ForkServer | None = await _start_of_product(ForkServer, environment)
     return found
 
@@ -144,7 +142,7 @@ class ForkedCommand:
     @classmethod
     async def start(cls, *words: str) -> Self | None:
         """Start it, with pipes; None: it has to be a new program. `words` that begin with `-m` name a module."""
-        server, stderr = TestServer.shared(), tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
+        server, stderr = SharedForkServer.shared(), tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
         environment = {**os.environ, STDERR: f"/proc/{os.getpid()}/fd/{stderr.fileno()}"}
         ours, theirs = os.pipe()
         try:
@@ -160,7 +158,7 @@ class ForkedCommand:
     @classmethod
     def start_logged(cls, log: IO[bytes], *words: str) -> Self | None:
         """The same, with its output in a file."""
-        forked = TestServer.shared().fork([*FORKABLE, *words], log.fileno(), os.environ)
+        forked = SharedForkServer.shared().fork([*FORKABLE, *words], log.fileno(), os.environ)
         return None if forked is None else cls(forked)
 
     @property
