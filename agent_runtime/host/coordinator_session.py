@@ -63,7 +63,11 @@ _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
 
 
 class Session:
-    """Keeps one Attend stream to the coordinator open. `received` is called on the event loop with each directive."""
+    """Keeps one Attend stream to the coordinator open.
+
+    Attributes:
+        received: function that is called on the event loop with each directive.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class Session:
         )
         self._security = security
         self._hello = hello
-        self._received = received
+        self.received = received
         self._warn = warn
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
@@ -180,7 +184,7 @@ class Session:
         except ProtocolError as error:  # a message from a later version
             self._warn(f"the coordinator has said what is not understood here: {error}")
         else:
-            self._received(directive)
+            self.received(directive)
 
     def expect_end(self) -> None:
         """Record that the host is ending, so that the end of the stream is not reported, and no other stream is opened."""

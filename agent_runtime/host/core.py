@@ -32,7 +32,7 @@ agent that may start a turn has an empty mailbox. A parked message has no sequen
 The parts share the state in `host_state.py`. They are, from bottom to top: `failures.py` (dead letters, failed agents, rollback requests),
 `links.py`, `channel_ends.py` (both ends of channels, sending and parking), `mailboxes.py` (arrival, the next turn, consumption, timers),
 `host_log.py` (records that must be durable before they take effect, including results of durable turns), `host_inputs.py`,
-`host_outputs.py`, `views.py` (views of agents), `membership.py` (creation and departure of agents), `host_effects.py`, `durable_turns.py`,
+`host_outputs.py`, `views.py` (views of agents), `plans.py` (also creation and departure of agents), `host_effects.py`, `durable_turns.py`,
 `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each part is constructed with the parts below it, and then connected to the
 parts above it.
 
@@ -59,11 +59,10 @@ from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
-from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
-from snapline.agent_runtime.host.plans import HostParts, HostPlans
+from snapline.agent_runtime.host.plans import HostParts, HostPlans, Membership
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused

@@ -116,6 +116,9 @@ class HostEnvironment(Protocol):
     def fail(self, error: BaseException) -> None:
         """End the host's run because of an internal error."""
 
+    def directive_received(self, directive: Directive) -> None:
+        """Observe a directive from the coordinator before the driver handles it."""
+
     def welcomed(self, heartbeat_ns: int) -> None:
         """Handle the Welcome on a stream to the coordinator, which requests heartbeats at this interval."""
 

@@ -95,9 +95,6 @@ class Host:
         self._trace: TraceWriter | None = None
         if options.trace:
             self._trace = TraceWriter(Path(options.trace) / f"{options.host}.{options.instance}.jsonl")
-        self._session = Session(
-            options.coordinator, options.security, self._hello, self._directive_received, log.warning
-        )
         self._store: Store | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapline-store")
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="snapline-stop")
@@ -121,6 +118,9 @@ class Host:
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
         self._driver = self._make_driver()
+        self._session = Session(
+            options.coordinator, options.security, self._hello, self._driver.directive_received, log.warning
+        )
         self._planned_stop = HostStop(
             self._session, options.last_snapshot_s, lambda: bool(self._driver.core.agents), self.finish
         )
@@ -408,13 +408,12 @@ class Host:
     def _hello(self) -> HostMessage:
         return self._marks.hello(self._driver.hello(instance=self._options.instance, address=self._address))
 
-    def _directive_received(self, directive: Directive) -> None:
+    def directive_received(self, directive: Directive) -> None:
         self._planned_stop.directive_received(directive)
         if self._metrics is not None:
             self._metrics.directive_received(directive)
         if self._spans is not None:
             self._spans.directive_received(directive)
-        self._driver.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
         self._planned_stop.welcomed()

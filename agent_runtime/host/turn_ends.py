@@ -21,8 +21,8 @@ from snapline.agent_runtime.host.failures import HostFailures, HostRollbacks, Tu
 from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
-from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.plans import Membership
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg

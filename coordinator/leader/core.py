@@ -84,9 +84,8 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
 from snapline.coordinator.leader.hosts.admission import Admission, Definition
-from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
+from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval, Partitions, StandbyHosts
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.hosts.partitions import Partitions, StandbyHosts
 from snapline.coordinator.leader.leader_concerns import (
     Concerns,
     MissingHosts,

@@ -11,7 +11,7 @@ The leader then proceeds in this order:
 
 1. Wait until every host with agents is attached, has left, or has been lost for longer than its grace period. A host whose stream is broken
    either returns or counts as lost within two seconds. While no host is attached, the grace periods do not run. Otherwise the first host
-   that returns after a power failure would receive all agents. A host that was evicted because it blocked the fleet (`partitions.py`) is
+   that returns after a power failure would receive all agents. A host that was evicted because it blocked the fleet (`failure_detector.py`) is
    neither awaited nor used; a drained host is not used.
 2. Choose the line: the newest epoch that is complete, not condemned, *and readable*. The ref, the manifest and the pack indexes are read
    before the plan is committed. A damaged epoch is condemned, and the previous epoch is tried. If no epoch is left, the fleet starts from
@@ -60,8 +60,8 @@ from snapline.coordinator.leader.events import (
     RestoreRequested,
     SnapshotResolved,
 )
+from snapline.coordinator.leader.hosts.failure_detector import StandbyHosts
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSession, HostSessions
-from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
 from snapline.coordinator.leader.modes.recovery_line import RecoveryLines

@@ -60,7 +60,7 @@ import msgspec
 
 from snapline.agent_runtime.durable import DONE, LATE
 from snapline.agent_runtime.host.host_events import Control, Spawn, StartTurn, TurnEnded, TurnFailed
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.operations import Restore

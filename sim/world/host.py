@@ -637,6 +637,9 @@ class SimHost:
         self.notes.store.on_reported(message)
         self.session.send(message)
 
+    def directive_received(self, directive: Directive) -> None:
+        """Do nothing, because `JudgeObserver` observes directives."""
+
     def welcomed(self, heartbeat_ns: int) -> None:
         is_first = not self._heartbeat_ns
         self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns or SECOND_NS // 2

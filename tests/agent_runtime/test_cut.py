@@ -17,7 +17,7 @@ from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import ask_stop
 from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.snapshots.snapshot_cut import describe_state, load_cut
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError

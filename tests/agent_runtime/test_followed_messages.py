@@ -9,7 +9,7 @@ from tests.agent_runtime.test_inputs import Client
 import snapline
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, tail_of, with_tail
 from snapline.agent_runtime.snapshots.snapshot_cut import decode_plainly

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.agent_runtime.driving import Driver, checkpoint, coordinated
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest

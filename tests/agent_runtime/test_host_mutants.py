@@ -18,11 +18,10 @@ from snapline.agent_runtime.host.entries import MessageEntry
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_state import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.links import HostLinks
-from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes import coordinated
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.plans import HostPlans, Membership
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel

@@ -9,7 +9,7 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.host_state import LocalAgent
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import (

@@ -8,7 +8,7 @@ import pytest
 
 from snapline.agent_runtime.durable import call_payload, reply_payload
 from snapline.agent_runtime.host.input_service import check_message
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.message_encoding import (
     HOPS_MAX,
     Traceparent,

@@ -11,7 +11,7 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import END_BYTES, HEAD_BYTES, MessageSample, digest_of_turn
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.messages import host_messages as msg

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import snapline
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import (
     Traceparent,

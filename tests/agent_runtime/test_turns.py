@@ -14,7 +14,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import check_image
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.host.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.turn_environment import TurnEnvironment

@@ -163,7 +163,9 @@ async def test_a_frozen_peer_is_suspect_within_4_s(with_child: tuple[Host, Child
     host, child = with_child
     child.signal(signal.SIGSTOP)
     took_s = await until(lambda: host.ends == [False])
-    assert took_s < 4, "a ping after 1 s of silence, and 1 s for its answer; 1 s in all where a ping was on its way already"
+    assert took_s < 4, (
+        "a ping after 1 s of silence, and 1 s for its answer; 1 s in all where a ping was on its way already"
+    )
     child.signal(signal.SIGCONT)
     await until(lambda: host.core.is_established)
 

@@ -9,9 +9,9 @@ from tests.coordinator.bench import SECOND
 from snapline.coordinator.leader import fleet_end as stop_question
 from snapline.coordinator.leader import recovery_plans
 from snapline.coordinator.leader.fleet_end import StopQuestion
-from snapline.coordinator.leader.hosts import partitions
+from snapline.coordinator.leader.hosts import failure_detector
+from snapline.coordinator.leader.hosts.failure_detector import NetworkCut, Pair, Partitions, Running, StandbyHosts
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
-from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running, StandbyHosts
 from snapline.coordinator.leader.recovery_plans import PlanAnswers, Plans
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.host_messages import Heartbeat, StopEvaluated
@@ -21,7 +21,7 @@ NEVER_NS = 10**18
 
 
 def nobody_decides_about_cuts(patch: Patch) -> None:
-    patch.setattr(partitions, "CUT_NS", NEVER_NS)
+    patch.setattr(failure_detector, "CUT_NS", NEVER_NS)
 
 
 def only_ids_decide(patch: Patch) -> None:

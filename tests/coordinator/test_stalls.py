@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.hosts.partitions import CUT_NS, STANDBY_NS
+from snapline.coordinator.leader.hosts.failure_detector import CUT_NS, STANDBY_NS
 from snapline.coordinator.leader.recovery_plans import ANSWER_NS
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg

@@ -14,7 +14,7 @@ from tests.integration.fleets import paced_bank
 from tests.integration.processes import LIMIT_S, Process, ended, snapline, start
 from tests.integration.proxies import Cable, free_port
 
-from snapline.coordinator.leader.hosts.partitions import CUT_NS
+from snapline.coordinator.leader.hosts.failure_detector import CUT_NS
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import Concern, FleetStatus
 from snapline.security.transport import Security

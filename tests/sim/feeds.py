@@ -12,7 +12,7 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.host.host_events import Control, Spawn
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, OperationResult

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.sim.feeds import Feed, make_fleet, nothing
 
 from snapline.agent_runtime.host.host_events import Control
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.sim.oracles.judge import Judge, JudgeTerms
 
 

@@ -126,8 +126,10 @@ def simulated() -> list[str]:
     return [name for name in modules("sim") if not name.startswith(OUTSIDE)]
 
 
-CORES = cores()
-PARTS = CORES + simulated()
+@cache
+def parts() -> list[str]:
+    """Cores and the simulator's files."""
+    return cores() + simulated()
 
 
 # -- 1: time ----------------------------------------------------------------------------------------------------------
@@ -405,32 +407,32 @@ def test_the_search_finds_the_cores_and_the_parts_of_a_run() -> None:
         "sim/world/kernel.py",
         CHOICES,
         "sim/script/scripted_fleet.py",
-    } <= set(PARTS)
-    assert not any(name.startswith(OUTSIDE) for name in PARTS)
+    } <= set(parts())
+    assert not any(name.startswith(OUTSIDE) for name in parts())
 
 
 def test_time_is_integer_nanoseconds() -> None:
-    assert not offences(float_times, PARTS)
+    assert not offences(float_times, parts())
 
 
 def test_cores_and_runs_know_no_clock_no_chance_and_no_world() -> None:
-    timing = [name for name in PARTS if name.startswith(TIMING)]
-    others = [name for name in PARTS if name not in timing and name not in (CHOICES, *WAITING)]
+    timing = [name for name in parts() if name.startswith(TIMING)]
+    others = [name for name in parts() if name not in timing and name not in (CHOICES, *WAITING)]
     assert not offences(foreign, others)
     assert not offences(lambda tree: foreign(tree, HARMLESS | TIMERS), timing)
     assert not offences(lambda tree: foreign(tree, HARMLESS | FUTURES), WAITING)
 
 
 def test_no_address_and_no_hash_takes_part() -> None:
-    assert not offences(addresses, PARTS)
+    assert not offences(addresses, parts())
 
 
 def test_no_order_of_a_set_becomes_visible() -> None:
-    assert not offences(set_orders, PARTS)
+    assert not offences(set_orders, parts())
 
 
 def test_nothing_global_is_changed() -> None:
-    assert not offences(global_changes, PARTS)
+    assert not offences(global_changes, parts())
 
 
 # -- the searches -----------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 from tests.sim.workload_cuts import Checkpoints, copy_of
 
 import snapline
-from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.logged_checkpoints import Saving
+from snapline.agent_runtime.host.plans import Membership
 from snapline.examples import orders
 from snapline.messages import host_messages as msg
 from snapline.protocols.names import PROTOCOLS

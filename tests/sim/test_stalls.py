@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from snapline.coordinator.leader import fleet_end, recovery_plans
-from snapline.coordinator.leader.hosts import partitions
-from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
-from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
+from snapline.coordinator.leader.hosts import failure_detector
+from snapline.coordinator.leader.hosts.failure_detector import CUT_NS, FailureDetector, Partitions
 from snapline.coordinator.state.fleet_records import HostRecord
 from snapline.sim.faults.fault_kinds import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
 from snapline.sim.result import Result
@@ -194,7 +193,7 @@ def reports_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 def busy_hosts_are_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partitions, "_is_busy", lambda self, session: False)
-    patch.setattr(partitions, "_woken_ns", lambda session: 0)
+    patch.setattr(failure_detector, "_woken_ns", lambda session: 0)
 
 
 def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.fleet import encode_state, find_class, restore_agent
-from snapline.agent_runtime.host.membership import creation_payload
+from snapline.agent_runtime.host.plans import creation_payload
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest

@@ -36,8 +36,8 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, Stage, StoringLine
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.hosts.failure_detector import StandbyHosts
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import (
     LOG_TRIGGER,

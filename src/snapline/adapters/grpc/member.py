@@ -156,6 +156,7 @@ class EmbeddedHost(Host):
         super().__init__(options)
         self._frames = HeldFrames(self._driver.received, self._begun, inside.may_record)
         self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
+        self._session.received = self._directive_received
 
     @property
     def core(self) -> HostCore:
@@ -196,7 +197,7 @@ class EmbeddedHost(Host):
         if isinstance(directive, Plan) and directive.number > plan:
             self._inside.going_back()
             self._frames.drop_all()
-        super()._directive_received(directive)
+        self._driver.directive_received(directive)
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
         """Run a function in a worker thread.
