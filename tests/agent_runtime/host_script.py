@@ -107,14 +107,6 @@ class ScriptedHost(Host):
         super()._carry(command)
 
 
-class CoordinatedWorld(FleetWorld):
-    host_class = ScriptedHost
-
-
-class LoggedWorld(LoggedFleet):
-    host_class = ScriptedHost
-
-
 class Certain(random.Random):
     """Nothing comes late, and of all that could be chosen the last one is."""
 
@@ -132,8 +124,8 @@ class ScriptedFleet:
         agents = {agent: Actor(Heard()) for agent in options["agents"].split(",")}
         triggers = [snapline.Manual()] if is_autonomous(protocol) else []
         made = snapline.Fleet("scripted", agents=agents, protocol=protocol, triggers=triggers)
-        kind = LoggedWorld if is_logged(protocol) else CoordinatedWorld
-        self.world: FleetWorld = kind(made, int(options.get("hosts", "2")), 0)
+        kind = LoggedFleet if is_logged(protocol) else FleetWorld
+        self.world: FleetWorld = kind(made, int(options.get("hosts", "2")), 0, host_class=ScriptedHost)
         self.world.random = Certain()
         self.trace = self.world.warnings
         self.trace.clear()  # every host was welcomed

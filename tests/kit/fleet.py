@@ -67,8 +67,6 @@ class FleetWorld:
         completed, aborted, crashes, failures, streams.cuts: counted, so that a test can tell that it tested something.
     """
 
-    host_class: type[Host] = Host
-
     def __init__(
         self,
         fleet: Fleet,
@@ -77,8 +75,10 @@ class FleetWorld:
         on_cut: Callable[[int, Cut], None] = lambda epoch, cut: None,
         *,
         trace_every: int = 1,
+        host_class: type[Host] = Host,
     ) -> None:
         self.fleet = fleet
+        self.host_class = host_class
         self.trace_every = trace_every
         self.random = random.Random(seed)
         self.now_ns = 0

@@ -101,14 +101,6 @@ class TapedHost(Host):
         super()._carry(command)
 
 
-class TapedFleet(FleetWorld):
-    host_class = TapedHost
-
-
-class TapedLoggedFleet(LoggedFleet):
-    host_class = TapedHost
-
-
 def files_of(world: FleetWorld, *, is_lossy: bool) -> Files:
     """What is found of each run of a host; those that were killed lose the end if `is_lossy`."""
     chance = random.Random(len(world.trace))
@@ -123,10 +115,10 @@ def files_of(world: FleetWorld, *, is_lossy: bool) -> Files:
 
 def play(seed: int, protocol: str, *, steps: int = 1600, trace_every: int = 1) -> FleetWorld:
     """A run with crashes and cut streams, stopped in the middle of its work."""
-    kind = TapedFleet if protocol == CHANDY_LAMPORT else TapedLoggedFleet
+    kind = FleetWorld if protocol == CHANDY_LAMPORT else LoggedFleet
     triggers = [snapline.Every(0.05 + 0.01 * (seed % 7))] if protocol != CHANDY_LAMPORT else []
     fleet = make_fleet(3 + seed % 5, protocol=protocol, triggers=triggers)
-    world = kind(fleet, 2 + seed % 3, seed, trace_every=trace_every)
+    world = kind(fleet, 2 + seed % 3, seed, trace_every=trace_every, host_class=TapedHost)
     chance = world.random.random
     for step in range(steps):
         world.step()

@@ -21,7 +21,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage,
 STEPS_MAX = 200_000
 
 
-class SeededWorld(TurnEnvironment):
+class SeededEnvironment(TurnEnvironment):
     """Chance from a seed."""
 
     def __init__(self, random: Random) -> None:
@@ -56,7 +56,7 @@ class Executor:
     def __init__(self, fleet: snapline.Fleet, seed: int) -> None:
         self.fleet = fleet
         self.random = Random(seed)
-        self.world = SeededWorld(self.random)
+        self.world = SeededEnvironment(self.random)
         self.players = {agent: Player(fleet.make(agent)) for agent in fleet.agents}
         self.channels: dict[tuple[str, str], deque[tuple[int, bytes]]] = {}
         self.ids: dict[str, None] = {}
