@@ -15,6 +15,29 @@ from tests.house.product import read
 WORDS_MIN = 5
 """Shorter sentences say too little alone."""
 
+HEADINGS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+ENTRY = re.compile(r"\s+\*{0,2}[\w., `]+: \S|\s*(?:[-*]|\d+\.) ")
+TABLE = re.compile(r"\S {2,}\S|\s*(?:\||>>>|\$ )")
+
+
+def sentences_of(docstring: str) -> list[str]:
+    """Return a docstring's sentences. Headings, code and tables have none; an entry of a list or a section begins a sentence."""
+    parts: list[str] = [""]
+    literal_indent: int | None = None
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if literal_indent is not None and (not line.strip() or indent > literal_indent):
+            continue
+        literal_indent = indent if line.endswith("::") else None
+        if not line.strip() or line.strip() in HEADINGS or TABLE.search(line):
+            parts.append("")
+        elif ENTRY.match(line):
+            parts.append(line.strip())
+        else:
+            parts[-1] += " " + line.strip()
+    found = [sentence for part in parts for sentence in re.split(r"(?<=[.!?])\s+", part.strip())]
+    return [sentence for sentence in found if len(sentence.split()) >= WORDS_MIN]
+
 
 def drawn(seed: int, count: int) -> tuple[list[tuple[str, str]], list[str]]:
     """Return names with their docstrings' summaries, and sentences."""
@@ -25,8 +48,7 @@ def drawn(seed: int, count: int) -> tuple[list[tuple[str, str]], list[str]]:
         for scope in ast.walk(tree):
             if not isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            text = " ".join((ast.get_docstring(scope) or "").split())
-            sentences += [part for part in re.split(r"(?<=[.!?])\s+", text) if len(part.split()) >= WORDS_MIN]
+            sentences += sentences_of(ast.get_docstring(scope) or "")
             for node in scope.body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:2] != "__":
                     above = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
