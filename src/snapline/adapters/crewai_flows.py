@@ -1,8 +1,8 @@
 """Stores CrewAI flow states in snapline's store (docs/session-stores.md).
 
-Each flow has a record `state`, and while the flow waits for a person also a record `pending`. The records have one field for each key of
-the flow's state. A field that a method has not changed is stored as a mere reference. Pydantic converts values to JSON. When they are
-loaded, they are plain JSON values.
+Each flow has a record `state`, and while the flow waits for a person also a record `pending`. Each record has one field for each key of the
+flow's state. A field that a method has not changed is stored only as a reference to its earlier value. Pydantic converts values to JSON
+before they are stored. Loaded values are therefore plain JSON values.
 """
 
 try:
@@ -87,7 +87,7 @@ class SnaplineFlowPersistence(FlowPersistence):
         return _state(fields), PendingFeedbackContext.from_dict(json.loads(fields[_CONTEXT]))
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        """Delete the flow's pending feedback, so that the flow no longer counts as waiting."""
+        """Delete the flow's pending feedback, so that the flow no longer counts as waiting for a person."""
         self._records().delete(_path(flow_uuid), _PENDING)
 
     def _records(self) -> StoredRecords:
