@@ -1,8 +1,7 @@
-"""The part of the host core for membership: creates and retires agents.
+"""The part of the host core that creates and retires agents.
 
-When the coordinator has reserved an agent's id, the agent is created by a message on the channel from its parent, which contains its kind
-and its initial state. A stopped agent leaves once its outputs have been released, and all epochs that began before its departure was
-committed have ended.
+After the coordinator has reserved an agent's id, the parent sends a creation message with the new agent's kind and initial state. A stopped
+agent leaves once its outputs have been released and all epochs have ended that began before its departure was committed.
 """
 
 from snapline.agent_runtime.host import host_events as ev
@@ -21,16 +20,16 @@ from snapline.messages.payloads import CREATE, plain_name
 
 
 def creation_payload(kind: str, state: bytes) -> bytes:
-    """Return the payload of a creation message: a zero byte, the kind's length (2 bytes), the kind, and the state."""
+    """Return the payload of a creation message: a zero byte, the length of the kind (2 bytes), the kind, and the state."""
     name = kind.encode()
     return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
 
 
 class Membership:
-    """Creates and retires agents with requests to the coordinator, and keeps work that waits for the replies.
+    """Creates and retires agents by requests to the coordinator, and keeps the work that waits for the replies.
 
     Attributes:
-        reservations: parent and requested ids and kinds, by request number.
+        reservations: parent with the requested ids and kinds, by request number.
     """
 
     _mode: HostMode
@@ -62,7 +61,7 @@ class Membership:
         """Messages that have arrived for agents that are being created, by agent. A payload of None stands for the opening of a channel."""
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part of the host core to the host mode above it."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -81,7 +80,7 @@ class Membership:
     # ---- creation -------------------------------------------------------------------------------------------------
 
     def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """Hold the messages that a turn with spawns has sent, until the coordinator has reserved the new agents' ids."""
+        """If a turn spawns agents, hold the messages that it sent until the coordinator has reserved the new agents' ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
         self.reserve(agent)
@@ -125,10 +124,11 @@ class Membership:
                 self._mailboxes.consume_message(MessageEntry(inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """Create an agent that has recorded the newest epoch that had begun when its creation was committed (rule 6 of the epoch core).
+        """Create an agent that counts as recorded for all epochs up to the newest one that had begun when its creation was committed (rule
+        6 of the epoch core).
 
-        After a recovery the agent may already exist as unborn, on any host, if the cut contained another agent's message to it but not its
-        creation.
+        After a recovery, the agent may already exist as unborn on any host, because the cut contained another agent's message to it but not
+        its creation.
         """
         shared = self._shared
         if name in shared.routes:
@@ -163,8 +163,8 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a stopped agent if its outbox is empty, so that its sequence numbers are final, and if no outputs, inputs, replies or
-        clients' dead letters keep it."""
+        """Retire a stopped agent if its outbox is empty and no outputs, inputs, replies or clients' dead letters require it to remain. Its
+        sequence numbers are then final."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):
@@ -182,7 +182,7 @@ class Membership:
             self._remove_if_done(agent)
 
     def release_retired(self, ended: int) -> None:
-        """Remove retired agents that were kept only for the epoch that has ended."""
+        """Remove retired agents that were kept only because of the epoch that has ended."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)
