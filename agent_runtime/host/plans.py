@@ -1,5 +1,5 @@
-"""The part of the host core for plans: applies a plan by dropping all agents on the host and loading the plan's agents from the recovery
-line. The module also defines the record of a core's parts."""
+"""The part of the host core that applies plans: it drops all agents on the host and loads the plan's agents from the recovery line. The
+module also defines the record that holds all parts of a host core."""
 
 from operator import attrgetter
 
@@ -27,7 +27,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 class HostParts(msgspec.Struct, frozen=True):
-    """All parts of a host core that are below the mode."""
+    """Holds all parts of a host core except the mode."""
 
     shared: HostState
     links: HostLinks
@@ -51,8 +51,8 @@ commits a plan, uses the same values."""
 
 
 class HostPlans:
-    """Applies recovery plans. When a plan is committed, the history of all agents has ended. Links carry the plan's number, so frames from
-    older plans are not accepted (G9)."""
+    """Applies recovery plans. When a recovery plan is committed, the history of all agents ends. Links carry the plan's number, so frames
+    that were sent under older plans are not accepted (G9)."""
 
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
@@ -94,7 +94,7 @@ class HostPlans:
         self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold clients' inputs and effects, or release them, as the coordinator requests."""
+        """Hold or release clients' inputs and effects, as the coordinator requests."""
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -121,7 +121,7 @@ class HostPlans:
         shared.out.append(self._loading)
 
     def _drop_everything(self) -> None:
-        """Drop all agents on this host with their mailboxes and turns, since the commit of the plan has ended their history."""
+        """Drop all agents on this host with their mailboxes and turns, because the plan's commit has ended their history."""
         shared = self._shared
         self._links.drop()
         self._ends.reset()
@@ -178,7 +178,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """Retry for a minute if the store is currently unreadable. Otherwise, or after that, refuse the plan."""
+        """If the store is currently unreadable, retry for a minute. After that minute, or after any other failure, refuse the plan."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
@@ -198,7 +198,7 @@ class HostPlans:
             self._shared.out.append(self._loading)
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         return [] if self._again_ns is None else [self._again_ns]
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class HostPlans:
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
         """Restore the sequence numbers of the agent's channels, and put messages that were in transit into the mailbox.
 
-        Channels to and from departed agents are not restored, unless messages from such a sender are still in transit.
+        Do not restore channels to and from departed agents, unless messages from the departed agent are still in transit.
         """
         routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
