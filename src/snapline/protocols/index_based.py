@@ -6,7 +6,7 @@ HMNR, also called FI, forces a checkpoint only if some checkpoint could otherwis
 
 A checkpoint is useless (part of no consistent cut) if and only if it lies on a Z-cycle. BCS prevents every Z-path along which a clock could
 decrease. HMNR uses more information about the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock that advances at
-checkpoints. For each agent k, it also keeps the following values:
+checkpoints. For each other agent k, it also keeps the following values.
 
 - `count[k]` is the number of k's checkpoints that this agent knows of.
 - `taken[k]` says whether a causal path from the last of these checkpoints to this agent contains a further checkpoint.

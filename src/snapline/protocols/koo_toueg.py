@@ -50,7 +50,7 @@ left to the transport. Instead of the paper's rollback algorithm, the coordinato
 Invariant (see `validate`): while an agent is blocked, both tables are empty. Invariant: every entry of a table is at least 1. Invariant:
 after the decision of the round, there are no saved tables.
 
-The duties of an agent's caller:
+The caller of an agent's core has the following duties.
 
 1. *Safety depends on this rule:* while `is_blocked` is True, start no turn and send no message from the outbox. Pass `CheckpointRequested`
    only while no turn is running, and execute `TakeTentative` before the next event.
@@ -82,7 +82,7 @@ The state of a round is not durable. A new leader reads the round's number from 
 Invariant (see `validate`): every answered question was asked. Invariant: in a committed round, every question is answered. Invariant: every
 participant was asked.
 
-The duties of a round's caller:
+The caller of a round's core has the following duties.
 
 1. Begin each round with `RoundStarted`. Run one round at a time. Round numbers must increase.
 2. Commit a `Decide` to the log, then send the decision to every agent in `asked`. Begin the next round only after the decision has been

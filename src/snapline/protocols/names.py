@@ -1,6 +1,6 @@
 """Names and properties of the checkpointing protocols.
 
-A fleet has one protocol, which cannot change during a run. A protocol's *mode* defines who decides when an agent takes a checkpoint:
+A fleet has one protocol, which cannot change during a run. A protocol's *mode* defines who decides when an agent takes a checkpoint.
 
 - In *coordinated* mode, the coordinator decides, either for the whole fleet (`chandy-lamport`) or for the agents that must take part
   (`koo-toueg`).

@@ -36,7 +36,7 @@ Checkpoint intervals of Young and of Daly
 Let C be the pause that one checkpoint causes. Failures occur at random, with a mean time M between failures. Each failure undoes the work
 since the last checkpoint. If checkpoints are rare, failures cost more time. If checkpoints are frequent, pauses cost more time. If the time
 between failures is exponentially distributed, the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the
-work between two checkpoints. This function is flat around its minimum, so simple formulas are nearly optimal:
+work between two checkpoints. This function is flat around its minimum, so simple formulas are nearly optimal.
 
 - Young (1974) gives T = sqrt(2CM), which is accurate if C is much smaller than M. For C = M/10, Young's formula costs 0.5 % more than the
   optimum.

@@ -13,7 +13,7 @@ needs special code for recoveries. The state saved in a checkpoint includes the 
 records the initial checkpoint. The rule counts a checkpoint immediately, but a recovery uses it only after it is durable. So a rollback may
 go further back than the rule assumes, but the cut remains consistent.
 
-The caller has the following duties for each message that is about to be consumed:
+The caller has the following duties for each message that is about to be consumed.
 
 1. Call `forces(sender, piggyback)`. If `forces` returns True, call `checkpoint(piggyback)`, and save the agent's state together with the
    result of `freeze()`. *Safety depends on this order:* call `forces`, then `checkpoint`, then `receive`. If `receive` merged the piggyback
