@@ -265,7 +265,8 @@ def make_record(
 
 
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
-    """Write a record durably, and return True. Return False if a record with this name already exists. An existing record may not be durable yet.
+    """Write a record durably, and return True. Return False if a record with this name already exists.
+    An existing record may not be durable yet.
 
     After a successful write, every name listed earlier in `keys/` is durable too, even if its writer died before syncing the directory.
     """
