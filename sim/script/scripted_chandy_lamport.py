@@ -444,7 +444,7 @@ class ScriptedMarkers(ScriptedProtocol):
                     self._note_complete(agent.name, command)
 
     def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
-        """Record that an agent has completed its part of a snapshot. When all agents have completed their parts, store the snapshot's cut."""
+        """Record that an agent has completed its part of a snapshot. When all agents have completed their parts, store the complete cut."""
         states = self._states.setdefault(command.snapshot, {})
         names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
         states[agent] = [self._fleet.book.messages[name] for name in names]
