@@ -625,7 +625,8 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """Draw restores by an operator, in one of every `one_in` runs. There are one or two restores, and either all of them or about half of them discard inputs."""
+    """Draw restores by an operator, in one of every `one_in` runs. There are one or two restores, and either all of them or
+    about half of them discard inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_separate(2, "restores twice") else 1
