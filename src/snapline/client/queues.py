@@ -5,8 +5,7 @@ appears only in the table of its current stage.
 
     idle ── a send is added ──► ready if the agent's host is known, otherwise lost
     lost ── the coordinator is asked ──► finding ──► ready, or resting
-    ready ── a request takes sends from its front ──► out ──► ready or lost with the remaining sends, or resting if an input was not
-    accepted
+    ready ── a request takes sends from its front ──► out ──► ready or lost; resting if an input was not accepted
     resting ── the wait has ended ──► ready or lost
 """
 
