@@ -59,7 +59,8 @@ class PastEvents:
             to that checkpoint. Events before the first known checkpoint belong to checkpoint 0, because a trace need not start at the
             beginning.
         _latest: for each agent and checkpoint number, the position of the latest checkpoint with this number.
-        _sent: the latest send of each message. _messages: all messages, in the order of their sends.
+        _sent: the latest send of each message.
+        _messages: all messages, in the order of their sends.
     """
 
     def __init__(self, time_of: Callable[[int], str]) -> None:
