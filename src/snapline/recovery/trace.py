@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A trace is a log of one execution. Each line is one object:
+A trace is a log of one execution. Each line is one JSON object, as in the following examples.
 
     {"snapline_trace": 1, "agents": ["a", "b"]}                            the header; optional, only in the first line
     {"event": "checkpoint", "agent": "a", "index": 1, "kind": "basic"}     index and kind ("basic", "forced") are optional
