@@ -60,7 +60,7 @@ class Moves:
         """Cached result: ((plan, hosts), whether that plan's agents are spread unevenly over these hosts)."""
 
     def on_requested(self, event: MovesRequested) -> None:
-        """Handle an operator's request to move agents."""
+        """Handle an operator's request to move agents. The operator may repeat the request."""
         self._requests[event.request] = event
         if event.is_even:
             self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None

@@ -156,7 +156,7 @@ class HostRequests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """Handle a host's request to create, retire or locate agents."""
+        """Handle a host's request to create, retire or locate agents. The host may repeat the request."""
         if isinstance(message, LocateAgents):
             self._shared.send((session.id,), self._locate(message))
             return
@@ -183,7 +183,7 @@ class HostRequests:
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Handle a host's request to open its log."""
+        """Handle a host's request to open its log. The host may repeat the request."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 

@@ -1,26 +1,28 @@
-"""Failure detector, which decides whether a host is *suspected* and proposes its loss. This module also removes the records of lost hosts.
+"""Failure detector, which decides whether a host is *suspected* of having failed, and then proposes its loss. This module also removes
+the records of hosts that were lost long ago.
 
 A host is suspected
 
 - when its stream has been broken for 1 s;
-- at once when its stream breaks after one second without a message;
-- at once when its stream is broken and, within that second, a peer reports that its link to the host broke too;
-- at once when a launcher reports that the host's process has ended, or an operator ends the process.
+- immediately, when its stream breaks and no message has arrived for one second;
+- immediately, when a peer reports a broken link to the host within one second of the break of the host's stream;
+- immediately, when a launcher reports that its process has ended, or an operator ends it.
 
-While the stream is open, silence alone does not make a host suspected, because user code may block its event loop or interpreter. gRPC's
-own threads still answer for such a process (`channels/servers.py`). gRPC breaks the stream of a dead, frozen or unreachable process 2 s
-after its last byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the event loop (`HostBusyReported`).
-The thread can send this report without a stream, for example after a leader change. A busy report defers the loss of the host.
+A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter. In
+that case, gRPC's own threads still answer (`channels/servers.py`). If a process is dead, frozen or unreachable, gRPC breaks its stream 2 s
+after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of the host reports what
+blocks the event loop (`HostBusyReported`). This report needs no stream, so the host can send it after a leader change. The report defers
+the loss of the host.
 
-A suspicion may be wrong. The loss is committed nevertheless. The host then rejoins with its old start, and the next plan discards the work
-that the host has done since.
+A suspicion may be wrong. Even so, the loss of the host is committed. The host then rejoins with its old start number, and the next plan
+discards all work that it has done in the meantime.
 
-Deadlines are extended when this process itself did not run for a while. A coordinator that was paused for ten seconds has received nothing
-during that time, and its hosts are not the cause.
+Deadlines are extended if the coordinator's own process was suspended. After a pause of ten seconds, for example, the coordinator has
+received no messages, but the hosts are not to blame.
 
-*Removal.* The record of a lost or departed host without agents is removed after ten minutes, or when an operator requests it. An operator
-may request the removal while agents are still placed on the host, or while the log is slow. In that case the removal is proposed again for
-some seconds before the request is refused.
+*Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents
+are still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. After that time, the operator's
+request is refused.
 """
 
 import msgspec
@@ -49,7 +51,7 @@ ENDED = "an operator has ended it"
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """The end of a host run's process, and the turns that the end interrupted."""
+    """The end of a host's process, and the turns that were running at that time."""
 
     start: int
     reason: str
@@ -57,7 +59,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """The last report of a host's run about the cause that blocks its event loop, with the time of the report."""
+    """The last report about what blocks a host's event loop, and the time of the report."""
 
     start: int
     at_ns: int
@@ -66,8 +68,7 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """Evidence that hosts have failed. This state need not be durable, because a new leader first lets every host reconnect that is alive
-    in the state."""
+    """Evidence of hosts' failures. This state need not be durable, because a new leader first gives all living hosts time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -83,13 +84,13 @@ class FailureDetector:
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """Set a deadline by which each host that is alive in the state must reconnect."""
+        """Set the deadline by which every living host must reconnect to this leader."""
         for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """Handle a peer's report that its link to a host is broken.
+        """Handle a peer's report of a broken link to a host.
 
         The report counts only if the host's stream to this leader breaks within a second.
         """
@@ -111,13 +112,14 @@ class FailureDetector:
             self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
     def on_exit_reported(self, event: HostExitReported) -> None:
-        """Handle a launcher's report that a host's run has ended."""
+        """Handle a launcher's report that the process of a host's run has ended."""
         record = self._shared.state.image.hosts.get(event.host)
         if record is not None and record.instance == event.instance and record.state != LEFT:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
-        """End a host's run at an operator's request. The host is notified, and counts as lost even if it misses the notification."""
+        """End the current run of a host at an operator's request. The host is notified, but counts as lost even if the notification does
+        not arrive."""
         record, session = self._shared.state.image.hosts.get(host), self._host_sessions.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
@@ -129,7 +131,7 @@ class FailureDetector:
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, the time during which this process did not run."""
+        """Move all deadlines and times by `late_ns`, the time for which this process was suspended."""
         now = self._shared.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
@@ -170,14 +172,14 @@ class FailureDetector:
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
-        """Return the turns that were running when the host's process died, if these are known and have not been counted yet."""
+        """Return the turns that were running when the host's process died, or () if they are unknown or already recorded."""
         exited = self._exits.get(host)
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
     def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
-        """Propose the turns that were running when a lost host's process died, if LoseHosts did not contain them. One log entry cannot hold
-        the turns of many hosts."""
+        """Record the turns that were running when a lost host's process died, if LoseHosts did not contain them. LoseHosts contains the
+        turns of only one host, because a log entry is limited in size."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -199,7 +201,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """Return the time at which a host whose stream has just broken will count as lost."""
+        """Return when a host whose stream has just broken will count as lost."""
         now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -209,14 +211,14 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Return whether the host's process has reported within BUSY_NS that it is alive but blocked."""
+        """Return whether the host has reported within the last BUSY_NS that it is alive but blocked."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
     # ---- concerns ---------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Return one concern for each turn that killed processes, and one for each busy host, with the cause if it is known."""
+        """Return one concern for each turn that killed processes and one for each busy host."""
         concerns = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._shared.state.image.hosts.items():
             busy_ns, what = self._busy_state(host, record) if record.state == ALIVE else (0, "")
@@ -229,8 +231,8 @@ class FailureDetector:
         return concerns
 
     def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long the host has been busy, and the cause, or "" if the cause is unknown. If the host is not busy, the returned time
-        is 0."""
+        """Return how long the host has been busy, in nanoseconds, and the cause, or "" if the cause is unknown. If the host is not busy,
+        the duration is 0."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
@@ -258,14 +260,14 @@ REFUSE_NS = 5 * SECOND_NS
 
 
 class OperatorRequest(msgspec.Struct, frozen=True):
-    """An operator's request to forget `host`, made at `asked_ns`."""
+    """An operator's request, made at `asked_ns`, to remove the record of `host`."""
 
     host: str
     asked_ns: int
 
 
 class HostRemoval:
-    """Removes the records of hosts. This state is volatile."""
+    """Removes the records of hosts that are no longer needed. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -275,11 +277,11 @@ class HostRemoval:
         """Number of an operator's request → the request."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
-        """Handle an operator's request to forget a host."""
+        """Handle an operator's request to remove a host's record."""
         self._requests[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
-        """Propose to forget hosts after FORGET_NS, or at an operator's request, and answer operators."""
+        """Remove the records of hosts after FORGET_NS or at an operator's request, and answer operators."""
         state, now = self._shared.state, self._shared.now
         for request, asked in list(self._requests.items()):
             self._follow(request, asked)

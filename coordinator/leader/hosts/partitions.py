@@ -1,28 +1,29 @@
-"""Network partitions between hosts that can all reach the coordinator. This module decides which hosts are evicted, and which are kept on
-standby.
+"""Handling of network partitions between hosts that can all reach the coordinator. This module decides which hosts to evict, and how long
+to keep them on standby.
 
-The problem. If two hosts cannot reach each other, both still send heartbeats, so neither is suspected. But markers and messages between
-them wait, and no epoch completes. In every heartbeat, a host names the hosts of its plan to which it has no link, since when, and whether
-anything waits for the link. Reports about missing links are level-triggered, so a late, lost or duplicate report is harmless. A new leader
-knows all cut links half a second after the hosts reconnect. A link for which nothing waits is ignored.
+The problem. If two hosts cannot reach each other, neither is suspected, because both still send heartbeats. But no epoch completes,
+because markers and messages between the two hosts cannot be delivered. In every heartbeat, a host lists the hosts of its plan to which it
+has no link, since when, and whether messages are waiting for that link. Every heartbeat repeats the full list, so a late, lost or
+duplicate report is harmless. A new leader knows all missing links half a second after the hosts reconnect. A missing link is ignored if
+nothing waits for it.
 
-The decision. CUT_NS after a link broke on which something waits, hosts are evicted until each such pair has lost one host. (Detecting the
-break takes as long again.) Each time, the host that is cut off from the most other hosts is evicted; in a tie, the host with the larger id.
-No host is evicted twice within the rejoin grace. Pairs that have been cut for at least COUNTED_NS also count in that comparison, since a
-host that loses all its links loses them within about one heartbeat. The agents of an evicted host are placed elsewhere, so the fleet
-continues even if the cut is permanent.
+The decision. If something has waited for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is gone.
+(Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several hosts have
+equally many, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not evicted again. This
+count includes all links missing for at least COUNTED_NS, because a host that loses all its links loses them within about one heartbeat.
+Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
 
-A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. The time of its
-cuts counts from its next message.
+A host that sends nothing is busy (`failure_detector.py`): it neither accepts links from its peers nor reports its current links. The
+duration of its missing links is therefore counted from its next message.
 
-While a plan is being applied, links are still being opened. So the time of a cut counts from the moment when the fleet runs, plus one
-second for every ten thousand agents, whose first turns occupy their hosts.
+While hosts apply a plan, they are still opening links. The duration of a missing link is therefore counted from the time when the fleet
+runs, plus one second per ten thousand agents, whose first turns occupy the hosts.
 
-*Standby hosts* are reachable hosts that blocked the fleet. A host that blocks the fleet is evicted from the plan, and then kept on standby
-for a while. An evicted host counts as lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream.
-Therefore the state records why the host was evicted, and the next plan excludes it although it is attached. While the host is on standby,
-it receives displaced agents only if no other host can take them. A standby host is used again when its process has been restarted, after
-STANDBY_NS, or when no other host is left. Only the times in this module are volatile.
+*Standby hosts* are reachable hosts that receive no agents because they have blocked the fleet. If a host blocks the fleet, it is evicted
+and then kept on standby for a while. An evicted host is recorded as lost (LoseHosts) and therefore fenced, but it rejoins at once on its
+next stream. The replicated state therefore records why the host was evicted, and the next plan excludes the host although it is attached.
+A standby host receives displaced agents only if no other host can take them. A standby host is used again after its process has
+restarted, after STANDBY_NS, or if no other host is left. Apart from the reason for the eviction, this module's state is volatile.
 """
 
 import msgspec
@@ -39,7 +40,7 @@ hosts, and no epoch would complete."""
 
 
 class StandbyHosts:
-    """Evicts hosts, and decides when standby hosts are used again."""
+    """Evicts hosts, and decides when to use standby hosts again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -51,16 +52,16 @@ class StandbyHosts:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that a plan may use: all except standby hosts, or all of them if only standby hosts are left."""
+        """Return the hosts in `hosts` that are not on standby, or all of them if every host is on standby."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:
-        """Return whether the plan that is needed now excludes `host`, even if `host` has rejoined."""
+        """Return whether the next plan excludes `host` because of an eviction, even if the host has rejoined."""
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
     def may_be_evicted(self, host: str) -> bool:
-        """Return whether `host` has not been evicted within the rejoin grace period."""
+        """Return whether `host` may be evicted, because it has not been evicted within the rejoin grace period."""
         gone_ns = self._evicted_ns.get(host)
         return gone_ns is None or self._shared.now - gone_ns >= self._shared.options.rejoin_grace_ns
 
@@ -71,7 +72,7 @@ class StandbyHosts:
         return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
-        """Return a concern, with the reason, for each host that receives no agents because it was evicted."""
+        """Return one concern for each host that receives no agents because of an eviction, with the reason."""
         concerns = []
         for host, since_ns in self._since_ns.items():
             record = self._shared.state.image.hosts[host]
@@ -82,8 +83,8 @@ class StandbyHosts:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evict(self, reasons: dict[str, str]) -> bool:
-        """Evict hosts: propose their loss, and exclude them from the next plan. `reasons` maps each host to its reason. Return whether the
-        loss was proposed."""
+        """Evict hosts by proposing their loss, so that the next plan excludes them. `reasons` maps each host to the reason for its
+        eviction. Return whether the loss was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
@@ -93,7 +94,7 @@ class StandbyHosts:
         return is_proposed
 
     def evaluate(self) -> None:
-        """Record hosts that are newly on standby, and drop hosts that no longer are."""
+        """Update the list of standby hosts from the replicated state."""
         hosts = self._shared.state.image.hosts
         for forgotten in [host for host in self._since_ns if host not in hosts]:
             del self._since_ns[forgotten]
@@ -127,15 +128,15 @@ class NetworkCut(msgspec.Struct):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The plan under which the fleet runs, and the time since which it has been running, as far as this leader knows."""
+    """The plan under which the fleet is running, and the time at which this leader first saw it running."""
 
     plan: int
     since_ns: int
 
 
 class Partitions:
-    """The network cuts that hosts have reported, and the evictions that follow from them. This state need not be durable, because hosts
-    repeat their reports."""
+    """Missing links that hosts have reported, and the resulting evictions. This state need not be durable, because hosts repeat their
+    reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -144,7 +145,7 @@ class Partitions:
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
-        """Move the fleet's start time by `late_ns`, the time during which this process did not run."""
+        """Move the time at which the fleet started to run by `late_ns`, the time for which this process was suspended."""
         if self._running is not None:
             since_ns = min(self._running.since_ns + late_ns, self._shared.now)
             self._running = Running(self._running.plan, since_ns)
@@ -152,7 +153,7 @@ class Partitions:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> dict[Pair, NetworkCut]:
-        """Return all pairs of hosts in the current plan that currently have no link, with the cut of each pair."""
+        """Return all pairs of hosts in the current plan that have no link, each with the missing link's details."""
         plan, running, cuts = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
             return cuts
@@ -193,7 +194,7 @@ class Partitions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Evict hosts if a link on which something waits has been cut for CUT_NS."""
+        """Evict hosts if something has waited for a missing link for CUT_NS."""
         state = self._shared.state
         if state.phase != RUNNING:
             self._running = None
@@ -207,7 +208,7 @@ class Partitions:
                 self._standby_hosts.evict(reasons)
 
     def _choose(self, partitions: dict[Pair, NetworkCut]) -> dict[str, str]:
-        """Return the hosts to evict, with the reason for each."""
+        """Return the hosts to evict, each with the reason."""
         reasons: dict[str, str] = {}
         open_pairs = [pair for pair, cut in partitions.items() if cut.is_waited]
         while open_pairs:
