@@ -169,7 +169,8 @@ def version_of(data: bytes) -> int:
 
 
 def record_bytes(head: bytes) -> int | None:
-    """Return the total length of a record, given its first `HEAD_BYTES` bytes. Return None if the bytes are not the beginning of a record."""
+    """Return the total length of a record, given its first `HEAD_BYTES` bytes. Return None if the bytes are not the beginning of a
+    record."""
     if len(head) < HEAD_BYTES:
         return None
     magic, _, _, length = _HEAD.unpack_from(head)

@@ -124,7 +124,8 @@ RESERVED_TOPIC_PREFIX = "@"
 
 
 def matches_topic(topic: str, wanted: str) -> bool:
-    """Return whether outputs with the topic `topic` match a consumer's filter `wanted`. An empty filter matches all topics that agents use."""
+    """Return whether outputs with the topic `topic` match a consumer's filter `wanted`. An empty filter matches all topics that agents
+    use."""
     return topic == wanted if wanted else not topic.startswith(RESERVED_TOPIC_PREFIX)
 
 

@@ -365,7 +365,8 @@ class Survey:
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
-        """Return the number and contents of the newest generation of a root's manifest. Raise DamagedDataError if it is missing or damaged."""
+        """Return the number and contents of the newest generation of a root's manifest. Raise DamagedDataError if it is missing or
+        damaged."""
         generation = max(self._generations.get(root, [0]))
         return generation, read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
@@ -466,7 +467,8 @@ class Survey:
         return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
-        """Return the small packs of an epoch that is spread over too many packs, smallest first. For any other epoch, return an empty list."""
+        """Return the small packs of an epoch that is spread over too many packs, smallest first. For any other epoch, return an empty
+        list."""
         hosts, paths = self._of_epoch[epoch]
         small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
         if len(small) <= PACKS_PER_EPOCH_MAX * hosts:

@@ -388,7 +388,8 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
 
 
 class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the index record. `reused` contains the digests in `PackNeeds.reused`, concatenated. `key` is the id of the encryption key."""
+    """Body of the index record. `reused` contains the digests in `PackNeeds.reused`, concatenated. `key` is the id of the encryption
+    key."""
 
     entries: list[BlobEntry]
     epoch: int

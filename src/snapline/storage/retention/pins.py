@@ -163,7 +163,7 @@ def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: 
 
 
 def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Steps[Pin]:
-    """Perform the steps of `pin`, yielding after each step."""
+    """Perform the steps of `pin`, yielding between them."""
     root = _root_of(disk, store_id, epoch)
     made = Pin(epoch, root, store_id, instant(now_s))
     yield from _claim(disk, f"{PINS}/{epoch}.{_check_token(token)}", made, token, what=f"a pin of epoch {epoch}")
@@ -171,7 +171,7 @@ def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float
 
 
 def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Steps[Tag]:
-    """Perform the steps of `tag`, yielding after each step."""
+    """Perform the steps of `tag`, yielding between them."""
     root = _root_of(disk, store_id, epoch)
     made = Tag(check_tag(name), _check_token(token), epoch, root, store_id, instant(now_s))
     try:
@@ -280,7 +280,7 @@ def delete_steps(
     token: str,
     now_s: float,
 ) -> Steps[dict[int, list[str] | None]]:
-    """Perform the steps of `guarded_delete` for at most `DELETED_AT_ONCE` epochs, yielding after each step."""
+    """Perform the steps of `guarded_delete` for at most `DELETED_AT_ONCE` epochs, yielding between them."""
     own: list[str] = []
     done: dict[int, list[str] | None] = {}
     try:
