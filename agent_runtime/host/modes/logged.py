@@ -1,7 +1,8 @@
 """Host mode for all protocols except chandy-lamport. Agents take checkpoints independently, or together in koo-toueg rounds.
 
-So the store contains the messages in transit for every cut of checkpoints, since a checkpoint includes the messages sent before it
-(protocols.md, section 3). The coordinator builds epochs from such cuts, and recovery plans then work as in every other fleet.
+Each agent keeps a *sender log*, which holds each message that the agent has sent, with its piggyback, until the agent's next checkpoint
+stores it. A checkpoint therefore includes all messages sent before it, so the store contains the messages in transit for every cut of
+checkpoints (protocols.md, section 3). The coordinator builds epochs from such cuts, and recovery plans then work as in every other fleet.
 
 Before a message's turn, the protocol's rule may force a checkpoint. The rule then merges the message's piggyback (protocols.md, section 4).
 Between turns, the checkpoint policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative

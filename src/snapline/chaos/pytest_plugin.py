@@ -1,5 +1,5 @@
-"""Provide the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports the other
-modules only on first use."""
+"""Provides the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports other modules only when they
+are first used."""
 
 from typing import TYPE_CHECKING
 
