@@ -3,8 +3,8 @@
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-The picture has one row per agent, and logical time runs to the right. A receive is always to the right of its send, and each event is to
-the right of all earlier events of the same agent. Events in the same column are causally independent. `|` marks the recovery line, and dots
+The picture has one row per agent, and logical time runs to the right. A receive is always to the right of its send, and no event is to the
+left of an event that precedes it in the trace. Events in the same column are causally independent. `|` marks the recovery line, and dots
 mark undone events. The same input always yields the same text.
 """
 
