@@ -8,21 +8,21 @@ A host is suspected
 - immediately, when a peer reports a broken link to the host within one second of the break of the host's stream;
 - immediately, when a launcher reports that its process has ended, or an operator ends it.
 
-A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter. In
-that case, gRPC's own threads still answer (`channels/servers.py`). If a process is dead, frozen or unreachable, gRPC breaks its stream 2 s
-after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of the host reports what
-blocks the event loop (`HostBusyReported`). This report needs no stream, so the host can send it after a leader change. The report defers
-the loss of the host.
+A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter.
+gRPC's own threads still answer while user code blocks the process (`channels/servers.py`). If a process is dead, frozen or unreachable,
+gRPC breaks its stream 2 s after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of
+the host reports what blocks the event loop (`HostBusyReported`). This report needs no stream, so the host can send it after a leader
+change. The report defers the loss of the host.
 
-A suspicion may be wrong. Even so, the loss of the host is committed. The host then rejoins with its old start number, and the next plan
-discards all work that it has done in the meantime.
+The loss of a suspected host is committed although the suspicion may be wrong. A host suspected in error rejoins with its old start
+number, and the next plan discards all work that it has done in the meantime.
 
 Deadlines are extended if the coordinator's own process was suspended. After a pause of ten seconds, for example, the coordinator has
 received no messages, but the hosts are not to blame.
 
-*Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents
-are still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. After that time, the operator's
-request is refused.
+*Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents are
+still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If the removal is still impossible after
+that time, the operator's request is refused.
 """
 
 import msgspec

@@ -4,8 +4,7 @@ A *session* is one stream of a host to the leader. It passes through these stage
 
     Joining      Join has arrived; a fresh probe file is being written into the store
     Probing      the host must report the content of the probe file. Without this check, hosts whose --store names different directories
-    would
-                 make checkpoints that cannot be restored
+                 would make checkpoints that cannot be restored
     Admitting    the host has read the probe; AdmitHost is pending. This stage is skipped if this run of the host has already been admitted
     Attached     the host receives directives and may be part of plans
 

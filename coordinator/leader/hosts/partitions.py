@@ -9,8 +9,8 @@ nothing waits for it.
 
 The decision. If something has waited for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is gone.
 (Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several hosts have
-equally many, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not evicted again. This
-count includes all links missing for at least COUNTED_NS, because a host that loses all its links loses them within about one heartbeat.
+equally many, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not evicted again. The
+choice considers all links missing for at least COUNTED_NS, because a host that loses all its links loses them within about one heartbeat.
 Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
 
 A host that sends nothing is busy (`failure_detector.py`): it neither accepts links from its peers nor reports its current links. The
