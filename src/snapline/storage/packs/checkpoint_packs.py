@@ -1,4 +1,4 @@
-"""Reads two kinds of packs: packs of independently taken checkpoints, and packs that hosts report for a manifest.
+"""Read two kinds of packs: packs of independently taken checkpoints, and packs that hosts report for a manifest.
 
 A recovery line that is not an epoch yet consists of checkpoints that agents took independently.
 

@@ -10,7 +10,8 @@ other object refers to it (see the index below). Changes that arrive while a com
 many threads share one `fdatasync`.
 
 **One process at a time.** On a file system, a lock ensures that only one process writes to the stream, and a second process is refused. An
-object store has no locks. If two processes begin the same segment, one succeeds, and the other is refused from then on.  A forked child process must not write to the stream.
+object store has no locks. If two processes begin the same segment, one succeeds, and the other is refused from then on. A forked child
+process must not write to the stream.
 
 **Compaction.** Segments that are at least half dead are rewritten into a new segment. Small segments are rewritten too if there are many.
 The new segment's header declares that it replaces the old segments, which are then removed. An entry that removes a name is kept as long as
