@@ -267,7 +267,7 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose agents form a grid. Each agent has four neighbours, or fewer at the border. The last row may be incomplete."""
+    """Return a workload whose agents form a grid. Each agent has up to four neighbours. The last row may be incomplete."""
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])
