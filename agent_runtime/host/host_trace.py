@@ -123,7 +123,7 @@ class RecentLines:
     where the number is the number of the next trace line."""
 
     def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
-        """`run` distinguishes these trace lines from the lines that earlier `RecentLines` of this host have kept."""
+        """`run` is an id that distinguishes these trace lines from the lines of this host's earlier `RecentLines` objects."""
         self._host = host
         self._run = run
         self._wall_ns = wall_ns
@@ -152,7 +152,7 @@ class RecentLines:
         self._lines.append((self._wall_ns(), self._plan, write, arguments))
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Return a function that builds the reply to a viewer. The returned function may be called on any thread."""
+        """Return a function that builds the reply to a viewer's request. The returned function may be called on any thread."""
         now_ns, first = self._wall_ns(), self._next - len(self._lines)
         after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
@@ -166,7 +166,7 @@ class RecentLines:
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
-    """Encode trace lines like the beginning of a file: each plan's lines are preceded by a line for the plan."""
+    """Encode trace lines so that each plan's lines are preceded by a line for the plan, as in a trace file."""
     lines: list[msgspec.Raw] = []
     written_plan = None
     for time_ns, plan, write, arguments in taken:

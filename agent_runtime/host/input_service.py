@@ -271,8 +271,7 @@ class Agents(AnswerSource, Protocol):
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
-        """Return the description of an agent's class, or None if the agent is not on this host. The callback `then` receives one outcome
-        for each input, or is never called if the host ends first."""
+        """Offer inputs to the host. The callback `then` receives one outcome for each input, or is never called if the host ends first."""
 
     def type_of(self, agent: str) -> AgentType | None:
         """Return the description of an agent's class, or None if the agent is not on this host."""
@@ -353,8 +352,8 @@ class InputService:
         return reading
 
     async def _client_of(self, reading: OfferReader, context: Context) -> str:
-        """Return the client's name, which handlers get as the sender. It comes from the client's certificate, or from the request if there
-        is no certificate."""
+        """Return the client's name, which handlers get as the sender. The name comes from the client's certificate, or from the request if
+        there is no certificate."""
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")

@@ -127,8 +127,8 @@ class Intake:
             self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """Try to append the batch; runs in a thread. Return True if the log contains the batch, False if it never will, or an error text if
-        the outcome is unknown."""
+        """Try to append the batch. This method runs in a thread. Return True if the log contains the batch, False if it never will, or an
+        error text if the outcome is unknown."""
         command = flight.command
         try:
             store = self._environment.open_store()

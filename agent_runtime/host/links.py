@@ -148,7 +148,7 @@ class HostLinks:
 
     def _knock(self, peer: Peer) -> None:
         """Ask the peer to dial, and schedule the next such request. A lost host has no address, so it gets no request. The next plan ends
-        the link to it."""
+        the link to a lost host."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -157,8 +157,8 @@ class HostLinks:
             self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """Open a link to a host that asks this host to dial, because it has a channel to this host. Ignore the request if its plan or
-        generation differs, since the host will repeat it."""
+        """Open a link to a host that asks this host to dial, because the asking host has a channel to this host. Ignore the request if its
+        plan or generation differs, since the host will repeat it."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)

@@ -21,7 +21,7 @@ least this much spare memory anyway, since each checkpoint needs a second copy o
 
 
 class Backlog:
-    """Backlog of one host under one plan: data that is not in the store yet. All parts of the host core may change it.
+    """Backlog of one host under one plan: data that is not in the store yet. All parts of the host core may change the backlog.
 
     Attributes:
         log_bytes: total size of the sender logs of all agents.
@@ -49,7 +49,7 @@ class Backlog:
         self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
 
     def save_at(self, time_ns: int | None) -> None:
-        """Set the time at which all agents must take checkpoints, or None for no such time."""
+        """Set or clear the time at which all agents must take checkpoints."""
         self.save_ns = time_ns
 
     def stand(self, *, is_standing: bool) -> None:
@@ -66,8 +66,8 @@ class Backlog:
 
 
 class Tentative:
-    """A checkpoint of a checkpoint round that has neither committed nor aborted. If the round commits, this checkpoint becomes the agent's
-    last checkpoint."""
+    """A checkpoint taken in a round that has neither committed nor aborted. If the round commits, this checkpoint becomes the agent's last
+    checkpoint."""
 
     __slots__ = ("number", "received", "sent")
 
@@ -150,7 +150,7 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """Drop the logged messages to a receiver that has left. They are not needed because no future recovery line contains this
+        """Drop the logged messages to a receiver that has left. These messages are not needed, because no future recovery line contains the
         receiver."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)

@@ -68,7 +68,7 @@ _EXAMPLES = tuple([str(Path(folder, "examples")) for folder in _OURS])
 
 
 class BusyReports:
-    """Reports code that blocks this host's event loop to the coordinator. All methods are called from a thread other than the event
+    """Reports to the coordinator which code blocks this host's event loop. All methods are called from a thread other than the event
     loop's."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
@@ -124,8 +124,8 @@ class BusyReports:
 class LoopWatch:
     """Watches the event loop of the thread that creates the object.
 
-    `holder` is called with the code objects on the loop's stack, innermost first. It describes the running agent's code, such as "agent a1,
-    handler on_go". It returns "" if no agent's code is running.
+    `holder` is called with the code objects on the loop's stack, innermost first. `holder` returns a description of the running agent's
+    code, such as "agent a1, handler on_go", or "" if no agent's code is running.
     """
 
     def __init__(

@@ -72,10 +72,10 @@ class InputConsumer(Protocol):
     """Interface that `Mailboxes` requires from the module that handles client inputs."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Record an input as consumed because its turn has ended or it is a dead letter, or, if `is_open`, while its turn continues."""
+        """Record an input as consumed. Either its turn has ended, or it has become a dead letter, or its turn continues (`is_open`)."""
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Record the end of the turn of an input that was consumed earlier, during the turn."""
+        """Record that the turn of an earlier consumed input has ended."""
 
 
 class DurableTurnRunner(Protocol):
@@ -144,7 +144,7 @@ class Mailboxes:
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """At the start of a durable turn, return the flow-control credit of all messages that already wait for the agent to their links."""
+        """When a durable turn begins, give the flow-control credit of all messages in the agent's mailbox back to their links."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for entry in agent.mailbox:
             if isinstance(entry, MessageEntry):
@@ -219,7 +219,7 @@ class Mailboxes:
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Execute the entry if it is an operator command that needs no turn. Return whether it was one."""
+        """Execute the entry if it is an operator command that needs no turn. Return whether the entry was such a command."""
         reply = dead_letters.settled(agent, entry.payload) if isinstance(entry, OperatorCommandEntry) else None
         if reply is None:
             return False
@@ -285,7 +285,7 @@ class Mailboxes:
     def refused_if_deadly(
         self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes
     ) -> ev.StartTurn:
-        """Return the turn. If too many processes have died during it, mark it as refused."""
+        """Return the turn. If too many processes have died during the turn, mark the turn as refused."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
             return turn
@@ -434,8 +434,8 @@ def _give_back(peer: Peer, payload: bytes) -> None:
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """Move an agent's creation message to the front of the agent's mailbox. The creation message must be the first turn of an agent, but
-    after a recovery other messages may arrive earlier.
+    """Move an agent's creation message to the front of the agent's mailbox. The creation message must be handled in the agent's first turn,
+    but after a recovery other messages may arrive earlier.
 
     Earlier messages on the same channel stay before the creation message, and are dead-lettered. A channel's messages must be consumed in
     order, since a checkpoint contains only the sequence number of the last consumed message.

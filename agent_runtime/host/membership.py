@@ -1,7 +1,7 @@
 """The part of the host core that creates and retires agents.
 
 After the coordinator has reserved an agent's id, the parent sends a creation message with the new agent's kind and initial state. A stopped
-agent leaves once its outputs have been released and all epochs have ended that began before its departure was committed.
+agent leaves once its outputs have been released and all epochs that began before the commit of its departure have ended.
 """
 
 from snapline.agent_runtime.host import host_events as ev
@@ -29,7 +29,7 @@ class Membership:
     """Creates and retires agents by requests to the coordinator, and keeps the work that waits for the replies.
 
     Attributes:
-        reservations: parent with the requested ids and kinds, by request number.
+        reservations: for each request number, the parent and the requested ids and kinds.
     """
 
     _mode: HostMode

@@ -230,14 +230,14 @@ class ViewSource(Protocol):
     """Interface that `ViewService` requires from its host."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Request a view of an agent from the core. The callback `then` receives the view before the agent starts another turn, or is never
+        """Ask the core for a view of an agent. The callback `then` receives the view before the agent starts another turn, or is never
         called if the host ends first."""
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Request the effects that agents wait for from the core. The callback `then` receives the core's answer."""
+        """Ask the core for the effects that agents wait for. The callback `then` receives the core's answer."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Request the agents with waiting work from the core. The callback `then` receives the core's answer."""
+        """Ask the core for the agents with waiting work. The callback `then` receives the core's answer."""
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
         """Keep recording the trace for viewers for some more seconds. Return a function that builds a reply with the trace of the last

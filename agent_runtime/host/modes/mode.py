@@ -23,7 +23,7 @@ Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 
 
 class CheckpointCondition(msgspec.Struct, frozen=True):
-    """The state of a host's checkpoints that heartbeats report.
+    """The checkpoint state of a host, as reported in heartbeats.
 
     Attributes:
         open_epochs, storing: number of epochs that are open on this host, and number of epochs that this host is storing.
@@ -151,7 +151,7 @@ class HostMode(Protocol):
         """Return the checkpoint state for the host's heartbeat."""
 
     def validate(self) -> None:
-        """Check the mode's invariants. Raise AssertionError if one does not hold."""
+        """Check the mode's invariants. Raise AssertionError if an invariant does not hold."""
 
 
 class EpochRequest:
