@@ -17,15 +17,13 @@ The leader makes a plan in these steps:
    manifest and pack indexes are read. If the epoch is damaged, it is condemned, and the previous epoch is tried. If no epoch is left, the
    fleet starts from its initial states, or ends as failed if it is a fork, which has none. In autonomous protocols, the fleet is frozen
    before the recovery line is chosen. If the surviving live states are newer than the newest epoch, they are stored as an epoch, which
-   becomes the recovery line. Surviving agents continue from
-   their live states. For a restore, the given epoch is the recovery line: no other epoch is made, and no agent keeps a live state. For a
-   restore, every byte of the epoch is read first, because the plan makes later epochs void, and damage found afterwards could cost them
-   all.
+   becomes the recovery line. Surviving agents continue from their live states. For a restore, the given epoch is the recovery line: no
+   other epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch is read first, because the plan makes later
+   epochs void, and damage found afterwards could cost them all.
 3. Propose CommitPlan with the recovery line and all attached hosts. The proposal is refused if the recovery line has changed in the
    meantime.
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. The fleet runs when all hosts have applied the
-   plan.
-   Hosts that make no progress in time are evicted. If no host makes progress, all hosts are kept and a new plan is made for them.
+   plan. Hosts that make no progress in time are evicted. If no host makes progress, all hosts are kept and a new plan is made for them.
 
 If anything fails during these steps, another plan follows, from the same recovery line or an older one. A recovery can thus be interrupted
 at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an agent fails

@@ -23,8 +23,8 @@ Rules
 3. *Order.* At most one request per agent is in flight. Inputs for which the host answers "retry" are sent first in the agent's next
    request. As a result, the inputs with receipts are numbered in the order in which the program sent them. If a send ended as unknown, its
    input may still be accepted later, after inputs that were sent after it.
-4. *Doubt is permanent.* If a request ends without an answer, each of its sends can only be reported as accepted or as unknown.
-   A later refusal does not prove that the unanswered request was refused too.
+4. *Doubt is permanent.* If a request ends without an answer, each of its sends can only be reported as accepted or as unknown. A later
+   refusal does not prove that the unanswered request was refused too.
 5. *Every send ends* by its deadline.
 
 The client caches an agent's host until that host rejects the agent's inputs. A host that knows where the agent has moved redirects the
