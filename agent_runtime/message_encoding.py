@@ -7,13 +7,9 @@ Programs outside the fleet decode messages either to plain values or to objects 
 The extension types are defined in `storage/capture/values.py`. A message is encoded as a single record. A checkpoint, in contrast, stores
 large arrays and histories outside the state's record (`storage/capture/encoder.py`).
 
-*Trace references.* Only a message that belongs to a sampled trace contains a trace reference. It is a *tail* after the name of the
-message's type:
-
-    name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
-
-So the reference stays with the message wherever the message is stored: in channel states, logs, outboxes, timers, inputs and dead letters.
-The tail of a call is inside the wrapped message. The tail of a creation message follows the agent's kind. A reply has no tail, because the
+*Trace references.* Only a message that belongs to a sampled trace contains a trace reference. The reference is a *tail* after the name of
+the message's type: `name | "@" | W3C traceparent (55 characters) | further turns to trace (two hexadecimal digits)`. So the reference stays
+with the message wherever the message is stored: in channel states, logs, outboxes, timers, inputs and dead letters. The tail of a call is inside the wrapped message. The tail of a creation message follows the agent's kind. A reply has no tail, because the
 turn that waits for the reply is already part of the trace. This module does not depend on OpenTelemetry.
 
 A tail is ASCII text, so code that does not know about tails simply reads a longer name. Other code that reads payloads must treat two
@@ -72,7 +68,7 @@ def encode_ordered(value: object) -> bytes:
 def has_one_order(declared: Any) -> bool:
     """Return whether `encode_body` encodes equal values of this type to the same bytes in every process.
 
-    The result is False for types that may contain sets. This includes all custom types other than arrays.
+    The result is False for types that may contain sets, and for all custom types other than arrays.
     """
     try:
         waiting: list[object] = [msgspec.inspect.type_info(declared)]

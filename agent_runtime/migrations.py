@@ -7,11 +7,12 @@
 UUIDs become text, histories become lists, blobs become bytes, and arrays remain arrays. So a migration step does not need the class that
 saved the state.
 
-*Model.* A step is a pure function. A step may run again, even in another process, in each recovery to the same checkpoint. It runs in a
+*Model.* A step is a pure function. A step may run again, even in another process, in each recovery to the same checkpoint. Steps run in a
 worker thread before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole.
 
-1. `plan_migration` runs for each checkpoint of the recovery line on the host. This runs no step and decodes no state. It detects errors
-   that a retry cannot fix: a state version newer than the class, a missing step, or fields that differ although the version is the same.
+1. `plan_migration` runs for each checkpoint of the recovery line on the host. `plan_migration` runs no step and decodes no state.
+   `plan_migration` detects errors that a retry cannot fix: a state version newer than the class, a missing step, or fields that differ
+   although the version is the same.
 2. Once every checkpoint has a plan, `load_state` runs for each checkpoint. Each step runs once, in order, on data to which no other code
    holds a reference.
 3. The agents are installed only after all states have been loaded. If any migration fails, no agent is installed, and the host exits with
@@ -22,8 +23,8 @@ sets, enums, records and NumPy numbers. Values that could not be saved again are
 as a history. An array is copied only if another object owns its memory, or two arrays share the memory.
 
 *Inheritance.* Each class that sets `state_version` has its own version numbers. A subclass that does not set `state_version` shares the
-version numbers of its base class. It inherits or overrides the steps of the base class. A subclass that sets `state_version` inherits no
-steps, because a step for version 3 of the base class must not run for version 3 of the subclass.
+version numbers of its base class. Such a subclass inherits or overrides the steps of the base class. A subclass that sets `state_version`
+inherits no steps, because a step for version 3 of the base class must not run for version 3 of the subclass.
 
 Guarantees: this module implements parts of G3 (a restored state is a saved state or its migration) and of G11 (no data is used before all
 of it has been checked).
@@ -90,7 +91,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     """The plan for migrating the state in one checkpoint to the current version of the agent's class.
 
     Attributes:
-        Attributes: agent_class: current class of the agent.
+        agent_class: current class of the agent.
         steps: steps to run, in order. The list is empty if the state already has the current version.
     """
 
@@ -99,7 +100,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     steps: tuple[MigrationStep, ...] = ()
 
     def describe(self, step: MigrationStep) -> str:
-        """Return the start of an error message. It names a step and the agent for which the step ran."""
+        """Return the start of an error message. The text names a step and the agent for which the step ran."""
         versions = f"from version {step.from_version} to {step.from_version + 1}"
         name = getattr(step.function, "__qualname__", repr(step.function))
         return f"the migration of {self.agent_class.__qualname__} {versions} ({name}), run for agent {self.agent!r},"
@@ -312,8 +313,7 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
 
 
 def _plain_extension(code: int, data: memoryview) -> object:
-    """Decode an extension value as in a state, but decode histories to lists and blobs to bytes, because the declared types are not known
-    yet."""
+    """Decode an extension value. Histories become lists and blobs become bytes, because the declared types are not known yet."""
     if code == HISTORY_EXTENSION:
         return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
     return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)

@@ -1,4 +1,4 @@
-"""Rollback requests that turns make with `ctx.rollback`."""
+"""Defines the rollback requests that turns make with `ctx.rollback`."""
 
 import sys
 
@@ -20,8 +20,8 @@ class RollbackRequest(msgspec.Struct, frozen=True):
 
 
 class RollbackRequestedError(BaseException):
-    """Raised to end the turn that requests a rollback. It is not an `Exception`, so a handler does not catch it by accident, and sagas do
-    not undo their effects because of it."""
+    """Raised to end the turn that requests a rollback. This class is not an `Exception`, so handlers do not catch it by accident, and sagas
+    do not undo their effects because of it."""
 
     def __init__(self, rollback_request: RollbackRequest) -> None:
         super().__init__(

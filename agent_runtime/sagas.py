@@ -4,7 +4,8 @@ A compensation may run in another process after a recovery, long after its handl
 `module:function` with encoded arguments. The arguments are decoded as the types that the function declares.
 
 The stored name is untrusted: anyone who can write to the store must not be able to call arbitrary Python functions. So names are looked up
-only in the fleet's own modules. These are the packages of its agents' classes and the modules listed in `Fleet(compensation_modules=…)`.
+only in the fleet's own modules. These modules are the packages of the fleet's agent classes and the modules listed in
+`Fleet(compensation_modules=…)`.
 """
 
 import asyncio

@@ -4,7 +4,7 @@
 longer needed. The function is a coroutine or runs in a thread, and a thread cannot be stopped from outside. In both cases, a context
 variable holds the `Heartbeats` of the current attempt. Each attribute of `Heartbeats` is written either only by the function or only by the
 runtime, so no lock is needed. The details of heartbeats are kept only in memory. Each attempt gets the details of the previous attempt, but
-a recovery loses them.
+a recovery loses these details.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ class TurnEnvironment:
         return outcome
 
     def function_of(self, handler: Handler) -> Callable[..., Any]:
-        """Return the function to call for a turn of this handler. The function runs a threaded handler in a thread."""
+        """Return the function to call for a turn of this handler. If the handler is threaded, the function runs it in a thread."""
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:

@@ -1,11 +1,11 @@
 """Detects coroutines that a handler created but did not await. An unawaited coroutine did not run, so the turn fails.
 
-There are two kinds of coroutines. A coroutine that a method of the context returns (`ctx.step`, `ctx.sleep` …) is a `ContextCall`. It is
-registered when it is created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a method of the
-agent, Python issues a warning when it frees a coroutine that was never awaited. A host process registers these unawaited coroutines instead
-of printing Python's warning (`watch`). An unawaited coroutine is attributed to the task of the turn or step, even if a task or thread that
-the turn or step started has freed the coroutine. Python still warns about unawaited coroutines in tasks that outlive their turn or belong
-to no turn.
+There are two kinds of coroutines. A coroutine that a method of the context returns (`ctx.step`, `ctx.sleep` …) is a `ContextCall`. A
+`ContextCall` is registered when it is created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a
+method of the agent, Python issues a warning when it frees a coroutine that was never awaited. A host process registers these unawaited
+coroutines instead of printing Python's warning (`watch`). An unawaited coroutine is attributed to the task of the turn or step, even if a
+task or thread that the turn or step started has freed the coroutine. Python still warns about unawaited coroutines in tasks that outlive
+their turn or belong to no turn.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _Ctx = TypeVar("_Ctx", bound=CallTracking)
 
 
 class ContextCall(Coroutine[Any, Any, Any]):
-    """A call of a context's method. It is a coroutine that starts when it is awaited."""
+    """A call of a context's method. The call is a coroutine that starts when it is awaited."""
 
     __slots__ = ("_begin", "_coroutine", "_noted")
 
@@ -204,8 +204,8 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
-    """Return descriptions of the unawaited coroutines of this context's turn. `is_over` is True if the turn has ended, and False if it is
-    only waiting."""
+    """Return descriptions of the unawaited coroutines of this context's turn. `is_over` is True if the turn has ended, and False if the
+    turn is only waiting."""
     noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
         descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]

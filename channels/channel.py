@@ -62,11 +62,11 @@ class Outlet:
     Attributes:
         channel: number of the channel on its link, greater than 0. The number is 0 if the channel is not open yet, or if both agents are on
             one host.
-        number: sequence number of the last message sent. It is at most `credit`, except that some messages need no credit.
+        number: sequence number of the last message sent. The number is at most `credit`, except that some messages need no credit.
         credit: highest message number that may be sent.
         parked: payloads of messages that wait for credit or for room in the link's window, in order. Parked messages have no sequence
-            numbers and no epoch stamps. Their number is limited by the host's outbox limit, which raises an alarm and slows the intake of
-            inputs. Slowing turns instead would cause a deadlock in fleets with cyclic channels.
+            numbers and no epoch stamps. The number of parked messages is limited by the host's outbox limit, which raises an alarm and
+            slows the intake of inputs. Slowing turns instead would cause a deadlock in fleets with cyclic channels.
         queue: the deque that `parked` returns. The queue is None until it is first used, because an empty deque takes more memory than all
             other attributes together.
     """

@@ -4,14 +4,14 @@ A forked child shares three things with its parent. Each of them could stop the 
 
 - *Signals.* asyncio's handler writes each signal number to a socket that parent and child share, so a SIGTERM to the child would end the
   parent. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has done so.
-- *The event loop.* Parent and child share one epoll instance. If a child closes the event loop that it has inherited, it removes the
-  parent's descriptors from the epoll instance. The parent then receives no more events. Therefore a child replaces its descriptor of the
+- *The event loop.* Parent and child share one epoll instance. If a child closes the event loop that it has inherited, the parent's
+  descriptors are removed from the epoll instance. The parent then receives no more events. Therefore a child replaces its descriptor of the
   epoll instance with a descriptor of a different file.
 - *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open. Peers would not notice the
   parent's death. The parent's successor would share the port with a socket on which no process accepts connections. Therefore a child
   replaces the descriptors of these sockets, too. Descriptors that user code has opened remain open in the child.
 
-A child never continues with its parent's work. It exits when it returns from user code (`exit_if_child`).
+A child never continues with its parent's work. A child exits when it returns from user code (`exit_if_child`).
 
 Programs that a child starts with `exec` (subprocess) inherit none of this, because `exec` resets signal handlers and the descriptors are
 close-on-exec.

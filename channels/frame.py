@@ -6,8 +6,8 @@ A frame is a batch of items in parallel columns, which protobuf fills and reads 
 
 Before a message is parsed, `check_counts` estimates its parsed size from its bytes. An empty string takes two bytes on the wire, but about
 a hundred bytes as a Python object. A number takes one byte on the wire, but about forty bytes as a Python object. So a message of 16 MiB
-that respects every size limit could still take gigabytes of memory once it is parsed. Counting allocates no objects. This function descends
-into nested messages, counts packed numbers in C, and stops as soon as a limit is exceeded.
+that respects every size limit could still take gigabytes of memory once it is parsed. Counting allocates no objects. `check_counts`
+descends into nested messages, counts packed numbers in C, and stops as soon as a limit is exceeded.
 """
 
 import struct

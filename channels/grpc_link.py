@@ -51,7 +51,7 @@ class LinkOwner(Protocol):
         """On the accepting host, decide whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
         side effects.
 
-        The result is usually `core.judge(hello)`. If there is no core for the peer, it is `Refused("… not known here yet",
+        The result is usually `core.judge(hello)`. If there is no core for the peer, the result is `Refused("… not known here yet",
         is_final=False)`. If the result is None, the transport calls `closed` if the peer had a stream, then `opened`, and then `received`
         with the Hello.
         """
@@ -68,8 +68,8 @@ class LinkOwner(Protocol):
         """Pass `FrameReceived` to the core for a frame that arrived on the current stream."""
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Pass `WriteReady` to the core because the writer is free. Return the frame to write, or None if there is no frame. After None,
-        the transport calls this method again when `LinkTransport.wake` is called."""
+        """Pass `WriteReady` to the core because the writer is free. Return the frame to write, or None if there is no frame. If the result
+        is None, the transport calls this method again when `LinkTransport.wake` is called."""
 
     def closed(self, peer: str, error: str | None) -> None:
         """Pass `StreamClosed` to the core because the current stream has ended. This method is called once for each call of `opened`.

@@ -1,16 +1,16 @@
 """Handles the incoming direction of one link: items received and consumed, parts of incomplete messages, and the control state to send
 back.
 
-`take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of messages, and keeps
-control items in the sender's order. A frame without control items and message parts becomes a single command that reuses the frame's
+`take` turns a frame's items into commands. `take` skips duplicates, reports a gap as a protocol error, joins the parts of messages, and
+keeps control items in the sender's order. A frame without control items and message parts becomes a single command that reuses the frame's
 columns, so no Python code runs per item.
 
 A frame is taken completely or not at all, because the state changes only after the last check has passed.
 
 Control state is what a receiver reports to the sender: the ack, the grants and the channel credits. The control state consists of absolute
 values, which are not numbered as items are. So a broken stream may lose any of these values, because a newer value replaces an older one.
-Every frame carries the newest control state. Without other traffic, a separate frame is due 20 ms after the first unsent change. It is due
-immediately if a quarter of the window has not been reported.
+Every frame carries the newest control state. Without other traffic, a separate frame is due 20 ms after the first unsent change. The frame
+is due immediately if a quarter of the window has not been reported.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
@@ -102,7 +102,7 @@ class IncomingOrder:
         assert bool(self._parts) == bool(self._parts_channel)
 
     def freeze(self) -> tuple[object, ...]:
-        """Return a hashable image of the state."""
+        """Return the state as a hashable value."""
         return (self.received, self.consumed_items, self.consumed_bytes, self.taken_bytes, tuple(self._parts))
 
 

@@ -35,9 +35,9 @@ lower than the floor, so epochs up to the floor do not involve the link.
 
 Liveness. Each host sends a frame at least every 500 ms. A peer that sends no frames is considered busy, not dead, and its stream stays open
 as long as its gRPC threads answer pings. If a peer is dead, frozen or unreachable, gRPC breaks the stream within 2 s
-(`channels/servers.py`). Only the Hello has a time limit: it must arrive within 2 s after the stream was opened. If it does not, the
-dialling host opens a new stream. A stream that ends without Bye is reported as broken. A host sends Bye when all its items are acked, and
-the peer answers with its own Bye.
+(`channels/servers.py`). Only the Hello has a time limit: it must arrive within 2 s after the stream was opened. If the Hello does not
+arrive in time, the dialling host opens a new stream. A stream that ends without Bye is reported as broken. A host sends Bye when all its
+items are acked, and the peer answers with its own Bye.
 
 The caller's duties:
 
@@ -227,7 +227,7 @@ class LinkCore:
     # Entry point.
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return commands. The caller must execute them in order before the next event."""
+        """Handle one event and return commands. The caller must execute the commands in order before the next event."""
         match event:
             case FrameReceived():
                 return self._on_frame_received(now_ns, event.frame)

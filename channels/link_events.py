@@ -71,8 +71,8 @@ def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
 
 
 class StreamOpened(Struct, frozen=True, gc=False):
-    """A stream to the peer has been opened. The dialling host increases `attempt` with each stream. The accepting host takes it from the
-    Hello."""
+    """A stream to the peer has been opened. The dialling host increases `attempt` with each stream. The accepting host takes the number
+    from the Hello."""
 
     attempt: int
 

@@ -1,6 +1,6 @@
 """The outgoing order of one link holds the items that have a link number and have not been acked yet.
 
-Items wait in columns until the writer is free (`take`). After that, they are kept in written batches until the peer acks them. When a new
+Items wait in columns until the writer is free (`take`). After that, items are kept in written batches until the peer acks them. When a new
 stream begins, the items that the peer lacks are moved back to the front of the waiting columns (`rewind`). The items keep their numbers but
 are written in new batches.
 
@@ -183,10 +183,10 @@ class OutgoingOrder:
     def may_write(self, granted_bytes: int) -> bool:
         """Return whether `take` would return a batch.
 
-        If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, it has not read them yet, and more small frames would only slow
-        it down. Items that arrive in the meantime are collected into one larger frame. This is Nagle's algorithm (RFC 896), applied to
-        frames. After that number of small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames never delay
-        further frames.
+        If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, the peer has not read them yet. More small frames would only
+        slow the peer down. Items that arrive in the meantime are collected into one larger frame. This is Nagle's algorithm (RFC 896),
+        applied to frames. After that number of small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames
+        never delay further frames.
 
         If a message is larger than the window, its later parts wait until earlier parts have been counted as consumed. Control items at the
         front of the queue never wait for the window.

@@ -1,9 +1,9 @@
 """Provides settings for servers: gRPC options, listening addresses and notifications to systemd.
 
 *gRPC options* are the same for all servers and clients of snapline. gRPC's C core sends and answers keepalive pings itself, in threads that
-do not hold the GIL. So pings distinguish a busy process, whose event loop or interpreter user code blocks, from a process that is dead,
-frozen or unreachable. The stream to a busy process stays open, while the stream to a dead process breaks within 2 s. Failure detection for
-hosts and links relies on this (docs/decisions/0084). gRPC's defaults are unsuitable for long-lived streams.
+do not hold the GIL. So pings distinguish a process that user code blocks from a process that is dead, frozen or unreachable. The stream to
+a busy process stays open, while the stream to a dead process breaks within 2 s. Failure detection for hosts and links relies on this
+(docs/decisions/0084). gRPC's defaults are unsuitable for long-lived streams.
 
 - A server disconnects a client that pings an idle link (`too_many_pings`).
 - A frozen peer is detected only after 60 s.
@@ -15,11 +15,11 @@ hosts and links relies on this (docs/decisions/0084). gRPC's defaults are unsuit
 host name yet. In both cases servers wait, and report an external failure if the error persists. Every other error means that the address is
 invalid.
 
-*Notifications to systemd* report that the process is ready, stopping or alive (`sd_notify(3)`). They are sent if systemd has started the
-process. Each notification is a datagram to the socket that NOTIFY_SOCKET names. If that variable is not set, no notifications are sent. If
-the unit sets `WatchdogSec`, the event loop sends heartbeats to systemd. If the event loop hangs, the heartbeats stop, and systemd kills the
-process. *Ready* means that the process is listening. *Ready* does not mean that the process's peers are running. Otherwise the first of
-three coordinators would time out before systemd starts the second one.
+*Notifications to systemd* report that the process is ready, stopping or alive (`sd_notify(3)`). Notifications are sent if systemd has
+started the process. Each notification is a datagram to the socket that NOTIFY_SOCKET names. If that variable is not set, no notifications
+are sent. If the unit sets `WatchdogSec`, the event loop sends heartbeats to systemd. If the event loop hangs, the heartbeats stop, and
+systemd kills the process. *Ready* means that the process is listening. *Ready* does not mean that the process's peers are running. Waiting
+for peers would make the first of three coordinators time out before systemd starts the second one.
 """
 
 import asyncio

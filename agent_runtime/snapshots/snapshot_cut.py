@@ -2,8 +2,8 @@
 checkpoints. The module renders both as HTML.
 
 *The other contents of a checkpoint* are messages in transit, timers, spawns and dead letters. `Cut` and the snapshot reader show the same
-contents but decode messages differently. So both pass a decoder, which returns the type name and the decoded message for a receiving agent
-and a payload.
+contents but decode messages differently. So `Cut` and the snapshot reader each pass a decoder, which returns the type name and the decoded
+message for a receiving agent and a payload.
 
 *HTML* is for notebooks. All text from the store is escaped. Long tables are truncated with a note.
 """
@@ -42,7 +42,7 @@ class TransitMessage(msgspec.Struct, frozen=True):
     Attributes:
         sender, receiver: ids of the sending and the receiving agent.
         number: sequence number of the message on its channel, or None while the message waits in the sender's outbox.
-        message: the decoded message, or a dict of its fields if its class is not available. It is None for a creation message.
+        message: the decoded message, or a dict of its fields if its class is not available. `message` is None for a creation message.
         type: type name of the message, or "" for a creation message.
     """
 
@@ -99,7 +99,8 @@ class PendingTurn(msgspec.Struct, frozen=True):
 
 
 class PendingSpawn(msgspec.Struct, frozen=True):
-    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is its class as "module:Class"."""
+    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is the class of the new agent as
+    "module:Class"."""
 
     parent: str
     agent: str

@@ -6,7 +6,7 @@ read (`state_difference.py`). An agent is not read if its two checkpoints have t
 compared with itself, because a checkpoint contains its epoch's number.
 
 Epoch and checkpoint numbers, times and turn counts differ between any two snapshots, so they are not compared. Neither are protocol images.
-All data is checked against its digest (G11), and nothing is written. All lists are bounded. Each states how many items it omits.
+All data is checked against its digest (G11), and nothing is written. All lists are bounded. Each list states how many items it omits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
     """Return the changes from snapshot `before` to snapshot `after` as values that can be written as JSON.
 
     Args:
-        Args: before, after: snapshot names, as for `Store.resolve`.
+        before, after: snapshot names, as for `Store.resolve`.
         agent: id of the only agent to compare, together with its channels, or None to compare all agents.
 
     Raises:

@@ -323,7 +323,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """The result of forking a snapshot.
 
     Attributes:
-        Attributes: store, cluster: location of the fork's store, and the fork's cluster id.
+        store, cluster: location of the fork's store, and the fork's cluster id.
         parent, parent_name: cluster id and name of the parent fleet.
         epoch: number of the forked snapshot in both stores.
         root: digest of the fork's first snapshot.
@@ -359,7 +359,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a fork.
 
     Attributes:
-        Attributes: settings: new value as JSON for each field to set, which is named as `AGENT.FIELD`.
+        settings: new value as JSON for each field to set, which is named as `AGENT.FIELD`.
         fleet: fleet definition of the fork, or None for the parent's definition.
         inputs: whether to copy or drop inputs that the agents had not consumed in the snapshot.
         is_live: whether the fork may perform effects.

@@ -60,8 +60,8 @@ def open_store(
 
     Args:
         location: path of a directory, or a URL such as `s3://bucket/prefix`. Credentials for a URL are taken from the environment.
-        fleet: fleet whose classes are used to decode states and messages. Without a fleet, they are decoded to plain dicts, lists and
-            arrays.
+        fleet: fleet whose classes are used to decode states and messages. Without a fleet, states and messages are decoded to plain dicts,
+            lists and arrays.
         store_keys: one or more key files of an encrypted store. The default is the key files in `SNAPLINE_STORE_KEY`.
         verify_keys: files with the trusted public keys. The default is the files in `SNAPLINE_VERIFY_KEY`.
 
@@ -188,14 +188,14 @@ class Snapshot:
     ) -> Fork:
         """Create a new fleet in a new store, with this snapshot as its starting point. The new store is durable when the method returns.
 
-        The parent fleet may be running and is not changed. To run the fork, use `snapline run --store`. If `to` is the folder `store` of a
-        data directory, `--data-dir` works as well.
+        The parent fleet may be running and is not changed. `snapline run --store` runs the fork. If `to` is the folder `store` of a data
+        directory, `snapline run --data-dir` works as well.
 
         Args:
             to: path or URL of the new store, which must not exist yet.
             name: name of the fork.
-            set: new values for fields of states, by path such as `"agent.field.inner"`. Values must be of the field's declared type, as in
-                JSON. To set fields, the store must have been opened with the fleet.
+            set: new values for fields of states, by path such as `"agent.field.inner"`. Each value must have the declared type of its
+                field, as represented in JSON. To set fields, the store must have been opened with the fleet.
             inputs: "copy" or "drop" for inputs that the agents have not consumed.
             live: whether the fork may perform effects.
             again: whether to remove an unfinished fork at `to` first. No other process may be writing to `to`.
@@ -252,7 +252,7 @@ class SavedAgent:
     """One agent as saved in a snapshot.
 
     Attributes:
-        Attributes: kind: class of the agent, as "module:Class".
+        kind: class of the agent, as "module:Class".
         host, incarnation: host on which the agent ran, and number of the agent's incarnation.
         number: number of the agent's checkpoint, counted over all its incarnations.
         is_unborn: whether the agent has not been created yet, because its creation message is still in transit. An unborn agent has no
