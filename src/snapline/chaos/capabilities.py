@@ -97,8 +97,8 @@ def _capability(kind: str, word: str, on: Where) -> Capability:
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
-    """Return a table's entry for a fault name. If there is none, use the part of the name before the colon, then the kind of the fault. If
-    there is no entry at all, return ""."""
+    """Return a table's entry for a fault name. If the table has no such entry, use the part of the name before the colon, then the kind of
+    the fault. Return "" if there is no entry at all."""
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 

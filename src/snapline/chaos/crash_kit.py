@@ -194,8 +194,9 @@ class CrashKit:
         """Kill a program at its writes and notes, and check the notes of the runs.
 
         Args:
-            program: a function defined in a module. It may be `async`. It receives a folder, which is empty at first, and a `CrashNote`. It
-                must report the contents of its store with `note.found`. Its result must be convertible to JSON or have a stable `repr`.
+            program: a function defined in a module. It may be `async`. The program receives a folder, which is empty at first, and a
+                `CrashNote`. The program must report the contents of its store with `note.found`. The program's result must be convertible
+                to JSON or have a stable `repr`.
             points: maximum number of moments at which the program is killed, or the list of these moments. Moments are numbered from 1.
             seed: seed for the random moments.
 
@@ -291,7 +292,7 @@ class _LifeNotes:
                 self._words.append((word, of))
 
     def life(self, status: int) -> Life:
-        """Return the life. `status` is the exit status of the process. It is negative if a signal ended the process."""
+        """Return the life. `status` is the exit status of the process. The status is negative if a signal ended the process."""
         is_killed = self._die_at > 0 and status == -signal.SIGKILL
         ended, result = ("killed", "") if is_killed else (self._end, self._result)
         return Life(self._die_at, ended, result, self._found, tuple(self._words))

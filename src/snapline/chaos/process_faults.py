@@ -3,9 +3,9 @@
 A launcher's commands take time, and a later command may overtake an earlier one. So `Processes` sends the commands for each process one
 after the other. Each command reads the requested speed when it is sent, so that the last request takes effect.
 
-`RemoteFaults` is the driver for fleets that another launcher runs. It executes the commands that a launcher supports, and damages files of
-the store. These fleets run plain snapline command lines, without the fault wrapper, failpoints and gates. The processes of the fleet share
-a folder with this process. The folder contains the scenario and the store.
+`RemoteFaults` is the driver for fleets that another launcher runs. `RemoteFaults` executes the commands that a launcher supports, and
+damages files of the store. These fleets run plain snapline command lines, without the fault wrapper, failpoints and gates. The processes of
+the fleet share a folder with this process. The folder contains the scenario and the store.
 
 `leftovers` finds processes that remain after a run was killed. The kernel ends processes together with their parent, so normally no
 processes remain.
@@ -117,7 +117,7 @@ class Processes:
         self._tasks[key] = asyncio.create_task(after())
 
     async def gone(self, node: str) -> None:
-        """Wait until the node is down. Raise TimeoutError if it is not down after `EXIT_LIMIT_S` seconds."""
+        """Wait until the node is down. Raise TimeoutError if the node is still running after `EXIT_LIMIT_S` seconds."""
         async with asyncio.timeout(EXIT_LIMIT_S):
             while self.pid(node) is not None:
                 await asyncio.sleep(LOOK_S)

@@ -6,8 +6,8 @@ complete, and the work gets done. The seed determines random choices, such as wh
 when a process reaches a failpoint, or which messages are in transit when a process is killed. So a second run with the same seed repeats
 the faults but may otherwise differ.
 
-`StoreJudge` checks the fleet continuously. It reads only the store, and remembers the content of each complete epoch. Each of its oracles
-has the same name as the simulator's oracle that makes the same check.
+`StoreJudge` checks the fleet continuously. `StoreJudge` reads only the store, and remembers the content of each complete epoch. Each oracle
+of `StoreJudge` has the same name as the simulator's oracle that performs the same check.
 
 - `orphan` (G1): no epoch contains a received message that the epoch does not contain as sent.
 - `channel-state` (G2): for each channel, exactly the messages received + 1 … sent are in transit, in order.
@@ -101,8 +101,8 @@ class StoreJudge:
             self._check("workload", self._workload.check_end(self.newest.states))
 
     def flippable(self) -> tuple[str, ...]:
-        """Return the files of the newest complete epoch, which may be damaged because an older epoch is intact. Return no files if no older
-        epoch is known to be intact."""
+        """Return the files of the newest complete epoch, in which a fault may flip a bit. Return no files unless an older epoch is known to
+        be intact."""
         store = self._opened()
         epochs = store.epochs() if store is not None else []
         if store is None or len(epochs) < 2 or epochs[-1] not in self.judged or epochs[-2] not in self.judged:

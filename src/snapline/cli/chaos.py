@@ -65,7 +65,7 @@ def place_of(on: Place | None) -> "Where":
 
 @dataclass(frozen=True)
 class ChaosPlace:
-    """Options that describe the location of the processes. They are the same as for `snapline up`."""
+    """Options that describe the location of the processes. These options are the same as for `snapline up`."""
 
     on: OnPlace = None
     address: Address = None

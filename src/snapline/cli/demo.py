@@ -1,8 +1,8 @@
 """`snapline demo` runs a real workload, kills a host and the coordinator's leader meanwhile, and shows that the result is exact.
 
 The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). PageRank's total mass is counted in integers,
-so an inconsistency of a single unit can be detected. A space-time diagram shows some agents of every host around the time of the kill. It
-is drawn from the hosts' own traces.
+so an inconsistency of a single unit can be detected. A space-time diagram shows some agents of every host around the time of the kill. The
+diagram is drawn from the hosts' own traces.
 """
 
 import asyncio

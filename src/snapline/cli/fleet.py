@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_reference(reference: str) -> None:
-    """Check a reference to a fleet definition for misspelt names before anything is started. This does not run the fleet's own module.
+    """Check a reference to a fleet definition for misspelt names before anything is started. The check does not run the fleet's own module.
 
     Raises:
         FleetDefinitionError: If the reference is not MODULE:FLEET, or the module does not exist.

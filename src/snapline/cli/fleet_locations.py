@@ -60,7 +60,7 @@ def default_address() -> str:
     """Return the coordinator's address for the fleet that snapline.toml, its context and the environment select.
 
     Raises:
-        UsageError: If they select no fleet.
+        UsageError: If no fleet is selected.
         NotFoundError: If the selected fleet is not running.
     """
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address

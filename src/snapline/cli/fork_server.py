@@ -1,11 +1,12 @@
 """Runs the fork server, from which a launcher forks its child processes (`deploy/child.py`).
 
-The fork server has already imported all modules, and has a single thread. It is started as
-`python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM`.
+The fork server has already imported all modules, and has a single thread. The fork server is started as `python -m snapline.cli.fork_server
+DESCRIPTOR LAUNCHER ROOM`.
 
-DESCRIPTOR is the file descriptor of the fork server's socket to the launcher. LAUNCHER is the launcher's process id, because the fork server
-exits when the launcher exits. ROOM consists of blanks. A child process overwrites them with its own command line, so that `ps` and similar
-tools show it. In a child, `serve` returns the arguments of the command, which the child runs like `python -m snapline WORDS`.
+DESCRIPTOR is the file descriptor of the fork server's socket to the launcher. LAUNCHER is the launcher's process id, because the fork
+server exits when the launcher exits. ROOM consists of blanks. A child process overwrites the blanks of ROOM with its own command line, so
+that `ps` and similar tools show it. In a child, `serve` returns the arguments of the command, which the child runs like `python -m snapline
+WORDS`.
 """
 
 import contextlib

@@ -10,7 +10,8 @@ THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Make garbage collections rare. Call this before large imports. Reference cycles, which are few, are still collected soon enough."""
+    """Make garbage collections rare. Call this function before large imports. Reference cycles, which are few, are still collected soon
+    enough."""
     gc.set_threshold(*THRESHOLDS)
 
 

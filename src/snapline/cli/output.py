@@ -1,8 +1,8 @@
 """Prints results to stdout and everything else to stderr. Results are printed as tables for people or as JSON for programs.
 
-A command builds one *document*, a dict of plain values with `apiVersion` and `kind`. It also provides a function that shows the document as
-tables. JSON and tables are produced from the same document, so both have the same content. A coordinator's document may come from another
-release. Tables therefore omit fields that are missing.
+A command builds one *document*, a dict of plain values with `apiVersion` and `kind`. The command also provides a function that shows the
+document as tables. JSON and tables are produced from the same document, so both have the same content. A coordinator's document may come
+from another release. Tables therefore omit fields that are missing.
 """
 
 import json

@@ -8,10 +8,10 @@ The settings file has a table `[up]` for all contexts. A table such as `[context
 - `machines` contains the machines for ssh, separated by commas.
 - `ssh` contains the ssh program and its options.
 - `python` is the Python interpreter on machines that ssh or Slurm provides.
-- `code` is the folder on these machines that contains the fleet's module. For podman, it is a local folder.
+- `code` is the folder on these machines that contains the fleet's module. For podman, `code` is a local folder.
 - `sbatch` contains options for all Slurm jobs.
 - `image` is the image for podman containers.
-- `on_failure` is "restart" or "move". It applies to dead hosts of fleets that do not run on this machine.
+- `on_failure` is "restart" or "move". The setting `on_failure` applies to dead hosts of fleets that do not run on this machine.
 
 The settings file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. The environment variables have names such as
 SNAPLINE_ON and SNAPLINE_HOSTS. The context is selected by --context, by SNAPLINE_CONTEXT, or by the file that `snapline config context use`

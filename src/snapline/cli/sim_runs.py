@@ -90,7 +90,7 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
 
 
 def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
-    """Return the document of a result. It contains the fields of result.json and the fields in `more`."""
+    """Return the document of a result. The document contains the fields of result.json and the fields in `more`."""
     import json
 
     from snapline.sim.report.run_folder import Provenance, result_json

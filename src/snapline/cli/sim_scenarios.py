@@ -404,7 +404,7 @@ def run_folder(word: str) -> Path | None:
 
 
 def require_run_folder(word: str) -> Path:
-    """Return the folder of the recorded run that `word` names. This is for commands that require a recorded run.
+    """Return the folder of the recorded run that `word` names. Commands that require a recorded run use this function.
 
     Raises:
         UsageError: If `word` does not name a recorded run.

@@ -204,7 +204,8 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """Return a document that lists which snapshots to keep and which to delete. It is built from the manifests, not from a catalog."""
+    """Return a document that lists which snapshots to keep and which to delete. The document is built from the manifests, not from a
+    catalog."""
     from snapline.storage.retention.epoch_retention import retained
     from snapline.storage.store.catalog import read_summaries, snapshot_time
 
