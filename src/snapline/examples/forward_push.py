@@ -12,12 +12,12 @@ has not arrived yet.
 
 The order of the pushes. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed,
 nearby shards would exchange tiny amounts, and each exchange would cost as much as one of a large amount. So shards proceed in rounds, and
-each shard synchronizes only with its neighbours. This is the local synchronizer of Awerbuch, "Complexity of Network Synchronization" (J.
-ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round k (0, 1, …), a shard pushes each
-of its residuals once, and sends the same number of messages to every neighbour. A message may contain no mass. After a shard has received
-all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet, and two neighbours are never more
-than one round apart. So an arriving message belongs either to the last pushed round, or to the next round and is stored separately.
-Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
+each shard synchronizes only with its neighbours. This is the local synchronizer of Awerbuch, "Complexity of Network Synchronization"
+(Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round k (0, 1, …), a
+shard pushes each of its residuals once, and sends the same number of messages to every neighbour. A message may contain no mass. After a
+shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet, and two
+neighbours are never more than one round apart. So an arriving message belongs either to the last pushed round, or to the next round and is
+stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
 
 The work. The mass that has been pushed k times is at most 17/20 of the mass that has been pushed k - 1 times. After
 
