@@ -1,6 +1,6 @@
 """Base classes and decorators with which users define agents, messages and handlers.
 
-An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a time. For each
+An agent is a long-lived, stateful, single-threaded actor. An agent has one typed state object and handles one message at a time. For each
 message, either all effects take place or none: the message is consumed, the state changes, and outgoing messages are sent.
 """
 
@@ -61,9 +61,9 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
     handler runs in a thread and may block. An `async def` handler has its own event loop in that thread. The turn is atomic like any plain
     turn. Until the handler returns, the agent starts no other turn and takes no checkpoint, and no other code accesses its state.
 
-    If a recovery undoes the turn while a threaded handler runs, the thread continues. Its state changes are discarded, and its context
-    raises `UsageError`. External calls by the thread may therefore be repeated, as in any plain turn. Threaded handlers must use locks to
-    access state that agents share, such as module globals.
+    If a recovery undoes the turn while a threaded handler runs, the thread continues. The state changes of that thread are discarded, and
+    its context raises `UsageError`. External calls by the thread may therefore be repeated, as in any plain turn. Threaded handlers must
+    use locks to access state that agents share, such as module globals.
 
     With `public=True`, the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
     every handler, whether public or not.
@@ -120,8 +120,8 @@ class Agent:
     """Base class of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
 
     Attributes:
-        state: all data of the agent that checkpoints contain. It must be a msgspec.Struct or dataclass, and may contain NumPy arrays. All
-            other attributes of the instance are lost in a restart.
+        state: all data of the agent that checkpoints contain. The type must be a msgspec.Struct or dataclass, and may contain NumPy arrays.
+            All other attributes of the instance are lost in a restart.
         on_error: what happens to the agent's state if a handler raises an error after changing the state. "undo", the default for states up
             to 64 KiB, restores a copy taken before the turn. "keep" leaves the state as it is, and suits handlers that raise errors only
             before they change the state. "recover" treats the error as a crash of the agent, and suits states that are too large to be
@@ -129,7 +129,7 @@ class Agent:
         allow_pickle: whether fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs code that the pickle
             contains. Set this only if nobody else can write to the store.
         capture: how the state is captured for a checkpoint. With "copy", arrays are copied and all other values are encoded, both between
-            two turns. With "fork", a child process encodes the state while the agent continues. This suits states with hundreds of
+            two turns. With "fork", a child process encodes the state while the agent continues. "fork" suits states with hundreds of
             thousands of small objects. "fork" differs from "copy" only in epochs of the protocol chandy-lamport.
         retries: how often a message is retried before it becomes a dead letter. A number means that messages are retried without delay. A
             tuple such as `(0.5, 5, 60)` contains the delay in seconds before each retry. While a message waits for a retry, the agent

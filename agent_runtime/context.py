@@ -1,7 +1,8 @@
 """Collects the requests that a handler makes to the runtime.
 
 Requests such as sends, timers, spawns and stops are collected in the context until the turn ends, or in a durable turn until its current
-segment ends. At that time, either all of these requests take effect or none does. A context is valid only during its own turn.
+segment ends. When the turn or segment ends, either all of these requests take effect or none does. A context is valid only during its own
+turn.
 
 Most turns only send messages and reply. To save time, a context therefore creates the record for all other requests only when one of them
 is made.
@@ -126,7 +127,7 @@ class Context:
 
     @property
     def may_reply(self) -> bool:
-        """Return whether this turn may still reply. This is the case if it handles a client's input or a call and has not replied yet."""
+        """Return whether this turn may still reply. A turn may reply if it handles a client's input or a call and has not replied yet."""
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
@@ -220,7 +221,7 @@ class Context:
 
         A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
         of this agent. After a recovery, if both agents have been requested, it may become a dead letter of the existing agent instead.
-        Messages to that id either reach the existing agent or become dead letters. This also applies to messages that this agent sent to
+        Messages to that id either reach the existing agent or become dead letters. The same applies to messages that this agent sent to
         that id before it requested the spawn.
 
         Raises:
@@ -258,8 +259,8 @@ class Context:
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, even if its policy requires none.
 
-        The request applies to fleets whose agents checkpoint independently (uncoordinated and communication-induced protocols). It has no
-        effect in coordinated fleets, where the coordinator decides when all agents take checkpoints.
+        The request applies to fleets whose agents checkpoint independently (uncoordinated and communication-induced protocols). The request
+        has no effect in coordinated fleets, where the coordinator decides when all agents take checkpoints.
         """
         self._more().wants_checkpoint = True
 
@@ -417,7 +418,7 @@ class Context:
 
     def saga(self, name: str) -> Saga:
         """Group effects in a block so that either all of them are performed or all are undone: `async with ctx.saga("trip"):`. Only durable
-        turns may contain such blocks.
+        turns may contain saga blocks.
 
         If the block raises an error, the compensations of its effects run, newest first. The error is then re-raised. Failed effects are
         also compensated, because they may have been performed nevertheless. The compensations run even if the host crashes at any point. If
@@ -458,11 +459,11 @@ class Context:
 
     @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
-        """Wait for the next message of type `kind` from any sender. Afterwards, `received_from` contains the sender's id. Only durable
+        """Wait for the next message of type `kind` from any sender. After the wait, `received_from` contains the sender's id. Only durable
         turns may call this method.
 
-        If the sender sent messages of other types before this message, these messages wait until this turn has ended. These messages are
-        then handled in order, each in its own turn.
+        If the sender sent messages of other types before this message, these messages wait until this turn has ended. The waiting messages
+        are then handled in order, each in its own turn.
 
         Raises:
             WaitTimeoutError: If no such message arrives within `timeout_s` seconds.

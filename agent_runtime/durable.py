@@ -161,7 +161,7 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
         is_undo: whether this is the compensation of the effect with this key and generation. Generation 0 means the newest generation.
         saga: name of the saga block that requested the effect, or "" outside of sagas.
         timeout_s: time limit in seconds for each call.
-        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. Both fields decide what happens after
+        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. These fields decide what happens after
             a crash during the call.
     """
 
@@ -201,7 +201,8 @@ class SegmentEnd(msgspec.Struct, frozen=True):
         timeout_ns: nanoseconds until the wait times out or the sleep ends, or None if the wait is unlimited.
         work: the step or effect to run, or None if the request is of another kind.
         entries: requests made since the previous segment ended whose results were available immediately.
-        is_repeated: whether an earlier run of the turn already waited here. If so, this segment's messages have already been passed on.
+        is_repeated: whether an earlier run of the turn already waited here. In a repeated segment, the messages have already been passed
+            on.
     """
 
     waits: JournalEntry

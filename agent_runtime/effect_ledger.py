@@ -37,16 +37,17 @@ class Effect(msgspec.Struct, frozen=True):
     """An external action that an agent has requested with `ctx.effect`, whether it has been performed or not.
 
     Attributes:
-        key: id of the effect within its agent. If the key begins with `@`, the runtime generated it. Otherwise the handler chose it.
+        key: id of the effect within its agent. If the key begins with `@`, the runtime generated it. If the key does not begin with `@`,
+            the handler chose it.
         generation: initially 1, and increased by one each time the effect is requested again after its compensation.
         name: name that the handler gave the effect.
         outside_key: key that is passed to the external service.
-        fate: state of the effect. It is "open" (requested, and possibly called), "done", "failed" (the function raised an error, but the
-            effect may have been performed), "compensated", "left" (certainly or possibly performed in a turn that failed permanently, and
-            not undone) or "undone" (the fleet was rolled back to a time before the request, and the effect was not called). A running fleet
-            also reports "waiting" (not called yet, because the intent is not released), "in doubt" (an earlier incarnation of the agent may
-            have called the effect, and the current incarnation probes or calls it again) and "needs people" (the agent waits until an
-            operator reports whether the effect was performed).
+        fate: state of the effect. The state is "open" (requested, and possibly called), "done", "failed" (the function raised an error, but
+            the effect may have been performed), "compensated", "left" (certainly or possibly performed in a turn that failed permanently,
+            and not undone) or "undone" (the fleet was rolled back to a time before the request, and the effect was not called). A running
+            fleet also reports "waiting" (not called yet, because the intent is not released), "in doubt" (an earlier incarnation of the
+            agent may have called the effect, and the current incarnation probes or calls it again) and "needs people" (the agent waits
+            until an operator reports whether the effect was performed).
         arguments, result: arguments and result as text to display. If the effect failed, `result` is its error.
         compensation: compensation as `module:function`, or "" if there is none.
         undoes: key of the effect that this effect compensates, or "" if this effect is not a compensation.

@@ -1,7 +1,7 @@
 """Defines a fleet: its agents, how they are checkpointed, and when the fleet ends.
 
 A checkpoint records an agent's class as its *kind*. The functions at the end of this module look up the classes of recorded kinds and
-restore agents from checkpoints. They also check that recorded states still fit the classes.
+restore agents from checkpoints. These functions also check that recorded states still fit the classes.
 """
 
 import importlib
@@ -302,8 +302,8 @@ AGENTS_CHARACTERS_MAX = 400
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that may contain compensations for effects of agents of this class. Their submodules may contain compensations
-    too. `listed` contains the modules in `Fleet(compensation_modules=…)`.
+    """Return the modules that may contain compensations for effects of agents of this class. Submodules of these modules may contain
+    compensations too. `listed` contains the modules in `Fleet(compensation_modules=…)`.
 
     If the class is part of snapline, return only the package that contains the class, instead of all of snapline.
     """
@@ -434,8 +434,8 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """Raise an error for a state in which a field's value does not have the declared type. Such a state could be written, but a recovery
-    from it would fail.
+    """Raise an error for a state in which a field's value does not have the declared type. A state with a value of another type could be
+    written, but a recovery from it would fail.
 
     Raises:
         EncodingError: If a field's value does not have the declared type. The error message names the agent, the field, and the handlers
@@ -606,8 +606,8 @@ def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str,
     """Return a migration plan for each agent, computed from all checkpoints of a recovery line. Agents that have not been spawned yet at
     the recovery line get no plan.
 
-    This function neither runs migrations nor decodes states. It either rejects the whole recovery line or confirms that every state's
-    version can be loaded.
+    This function neither runs migrations nor decodes states. The function either rejects the whole recovery line or confirms that every
+    state's version can be loaded.
 
     Raises:
         MigrationError: If a class is missing, or if a state cannot be migrated to the version of its class. For each such class and

@@ -49,12 +49,13 @@ class AgentEffects:
         keys: ended effects by key, oldest first.
         made: effects of the agent's current turn, oldest first.
         open: effect that the turn waits for, or None.
-        is_in_doubt: whether the open effect may have been called before. One reason is that the effect comes from a checkpoint, so that an
-            earlier incarnation may have called it (unless a mark in the log is required before such a call). The other reason is that an
-            earlier call with the same key failed or belongs to a discarded history.
+        is_in_doubt: whether the open effect may have been called before. The effect may come from a checkpoint, so that an earlier
+            incarnation may have called it (unless a mark in the log is required before a call). Alternatively, an earlier call with the
+            same key may have failed or may belong to a discarded history.
         is_ready: whether the handler has reached the open effect, so that it may be called as soon as its intent is released.
         is_called: whether this incarnation is currently calling the open effect, or is logging its mark.
-        needs_people: whether an operator must report the outcome of the open effect. Until then, the effect is not called.
+        needs_people: whether an operator must report the outcome of the open effect. Until the operator has reported the outcome, the
+            effect is not called.
     """
 
     __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
@@ -227,8 +228,8 @@ class AgentEffects:
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and then undone in a discarded history. If so, the current history has not requested the
-        effect again yet."""
+        """Return whether the open effect was done and then undone in a discarded history. If it was, the current history has not requested
+        the effect again yet."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False

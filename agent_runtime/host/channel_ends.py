@@ -1,8 +1,8 @@
-"""The host core's component for channels. It creates and opens the sending and receiving ends of channels, locates receivers, and closes
-channels when their sender or receiver has left.
+"""The host core's component for channels. The component creates and opens the sending and receiving ends of channels, locates receivers,
+and closes channels when their sender or receiver has left.
 
-Messages leave their agents through `Outlets`. A message leaves immediately if the channel has credit and the link has room. Otherwise it is
-parked until both is the case.
+Messages leave their agents through `Outlets`. A message leaves immediately if the channel has credit and the link has room. If the channel
+has no credit or the link has no room, the message is parked until both are available.
 """
 
 from collections.abc import Collection, Iterable
@@ -102,8 +102,8 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Return the sending end of the channel to a receiver. If the receiver's location is known, connect the channel. Otherwise request
-        the receiver's location."""
+        """Return the sending end of the channel to a receiver. If the receiver's location is known, connect the channel. If the location is
+        unknown, request it from the coordinator."""
         shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = shared.routes.get(receiver)
@@ -151,8 +151,8 @@ class ChannelEnds:
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """If a sender must first record its state, withdraw its credit. Its messages then stay in its outbox, and the recorded state
-        includes them."""
+        """If a sender must first record its state, withdraw its credit. The sender's messages then stay in its outbox, and the recorded
+        state includes them."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
@@ -321,7 +321,7 @@ def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
 
 class Outlets:
     """Sends the messages of this host's agents, and parks the messages that cannot be sent yet. A parked message has no sequence number and
-    no protocol mark yet. It is part of its sender's state."""
+    no protocol mark yet. The message is part of its sender's state while it is parked."""
 
     _mode: HostMode
     _membership: AgentRetirement
@@ -340,7 +340,7 @@ class Outlets:
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
         """Send all messages that a turn has produced. If a message's channel has no credit or its link has no room, park the message.
 
-        Meanwhile, the agent must count as busy, because recording its state between two of these messages would split the turn.
+        While the messages are sent, the agent must count as busy. Otherwise, recording its state between two messages could split the turn.
         """
         assert agent.stage is not IDLE
         outlets = agent.outlets

@@ -12,11 +12,11 @@ on each new coordinator stream until the coordinator has acknowledged them.
 
 *Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
 WAITING_BYTES_MAX, the writer reports a busy store to the host core. The core then defers basic checkpoints until the queue has shrunk to
-half of these limits. Checkpoints that the protocol, a freeze or a round needs are still taken. These checkpoints, and one basic checkpoint
-of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the agents or in this queue.
-When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has shrunk to half of the limits
-(`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when the store accepts
-checkpoints again.
+half of these limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Such mandatory checkpoints, and one basic
+checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the agents or in
+this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has shrunk to half
+of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when the store
+accepts checkpoints again.
 
 *Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. Each agent has
 one table of its chunks for each epoch that this host has written and that may still become complete. The newest complete epoch is the
@@ -412,8 +412,8 @@ class CheckpointWriter:
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
         """Discard checkpoints whose states cannot be saved. The agents of these checkpoints fail, and all other checkpoints are written.
 
-        Earlier checkpoints of a failed agent are still written. Its later checkpoints are discarded, because they depend on the lost sender
-        log.
+        Earlier checkpoints of a failed agent are still written. Later checkpoints of a failed agent are discarded, because they depend on
+        the lost sender log.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}

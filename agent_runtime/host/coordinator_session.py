@@ -212,8 +212,8 @@ async def _directives(call: _Call) -> AsyncIterator[bytes]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether the coordinator rejected the call because the certificate does not belong to a host. In that case, a retry would fail
-    too."""
+    """Return whether the coordinator rejected the call because the certificate does not belong to a host. If the result is True, a retry
+    would fail too."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 

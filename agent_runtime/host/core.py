@@ -1,4 +1,5 @@
-"""The core of a host. It runs agents' turns, delivers their messages, and takes part in epochs and recoveries. This module does no I/O.
+"""The core of a host. The core runs agents' turns, delivers their messages, and takes part in epochs and recoveries. This module does no
+I/O.
 
 Theory of operation
 -------------------
@@ -6,17 +7,18 @@ Model: agents are single-threaded, and their turns are atomic. Links between hos
 Hosts crash together with their agents, and may restart.
 
 *Life of a message.* When a turn ends, each message that the turn has sent is put into the *outlet* of its channel. The message leaves the
-outlet when the channel has credit and the link has room. Only then does the message get a sequence number, and a stamp with the epoch that
-the sender has recorded. Until it leaves, the message is *parked*. A parked message is part of the sender's state, and after a restore, it
-is sent as a new message. On the receiving host, the protocol processes the message. The message then waits in the mailbox for its turn. A
-message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are not sent in
+outlet when the channel has credit and the link has room. When it leaves, the message gets a sequence number, and a stamp with the epoch
+that the sender has recorded. Until it leaves, the message is *parked*. A parked message is part of the sender's state, and after a restore,
+it is sent as a new message. On the receiving host, the protocol processes the message. The message then waits in the mailbox for its turn.
+A message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are not sent in
 frames.
 
 *Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the first of
-these to arrive: the coordinator's directive, a marker, or a message with the epoch's stamp. From then on, each agent on the host must
-record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each link. On each
-link, all items with an older stamp precede the marker item. When the marker items of all linked hosts have arrived, no further message that
-belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the store in the background.
+these to arrive: the coordinator's directive, a marker, or a message with the epoch's stamp. When it has learned of an epoch, each agent on
+the host must record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each
+link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts have arrived, no
+further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the store in the
+background.
 
 *Life of an input* (`host_inputs.py`). A message from outside the fleet is numbered and logged, and then waits for its turn like a message
 from an agent. An agent's checkpoint contains the number of the last input that the agent has consumed. Each plan redelivers all later

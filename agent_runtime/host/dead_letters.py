@@ -1,5 +1,5 @@
-"""The host core's component for dead letters. It numbers and keeps agents' dead letters, and executes operator commands on dead letters and
-effects.
+"""The host core's component for dead letters. The component numbers and keeps agents' dead letters, and executes operator commands on dead
+letters and effects.
 
 The dead letters of an agent are numbered from 1 across all its incarnations. A dead letter keeps its number when other dead letters are
 removed. An operator command (`messages/agent_commands.py`) is an input of the agent, and therefore takes effect exactly once.
@@ -12,8 +12,8 @@ the command, so none of them happens twice. If the handler fails again, the mess
 retries the dead letter of the failed turn, or calls a failed compensation again. Both commands are idempotent, because completed work is
 not repeated.
 
-*The effect that an agent waits for.* The waiting turn consumes one resolution by an operator (`durable_turns.py`). Later resolutions do not
-run a turn. The operators who sent them are informed that they came too late.
+*The effect that an agent waits for.* The waiting turn consumes one resolution by an operator (`durable_turns.py`). Resolutions that arrive
+later do not run a turn. The operators who sent them are informed that they came too late.
 """
 
 from itertools import islice

@@ -1,12 +1,12 @@
-"""The host core's component for durable turns. It runs a handler's segments, and waits between segments.
+"""The host core's component for durable turns. The component runs a handler's segments, and the waits between segments.
 
 Theory of operation
 -------------------
 To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. The
-agent is then between two turns. It may record its state, take a checkpoint, be frozen, or be held. While the agent is held, the durable
-turn does not continue. The message that started the turn counts as consumed when the first segment has ended. Until the turn ends, the
-agent's checkpoints contain the state at the start of the turn. They also contain the turn's message and its journal. A recovery restores
-state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
+agent is then between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held. While the
+agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has ended.
+Until the turn ends, the agent's checkpoints contain the state at the start of the turn. These checkpoints also contain the turn's message
+and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
 
 While a durable turn waits, the agent starts no other turn. A call waits for the reply with the call's id, and `receive` waits for the next
 message of a given type. In the mailbox, other messages may precede the awaited message. Earlier messages on the same channel are consumed
@@ -14,7 +14,7 @@ before the awaited message, in order, and are moved to the agent's *stash*. A si
 a channel have been consumed (G2). Protocols treat stashed messages as received. When the durable turn has ended, stashed messages are
 handled before all other messages.
 
-The result of a step is added to the journal as soon as the step has ended. It is also in the host log before the turn continues
+The result of a step is added to the journal as soon as the step has ended. The result is also in the host log before the turn continues
 (`host_log.py`). Steps do not use channels.
 
 Guarantees: this module provides G3 for durable turns.
@@ -139,8 +139,8 @@ class DurableTurns:
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
     ) -> None:
-        """Record that an effect has ended. The window of keys, the outputs and the journal change together. Until then, the agent counts as
-        busy, so that no checkpoint or segment can come in between."""
+        """Record that an effect has ended. The window of keys, the outputs and the journal change together. Until all three have changed,
+        the agent counts as busy, so that no checkpoint or segment can come in between."""
         waits = turn.waits
         assert waits is not None
         stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
@@ -297,8 +297,8 @@ class DurableTurns:
         """If the awaited message has arrived, consume it, and stash the earlier messages on its channel. Return whether the message has
         arrived.
 
-        Each mailbox entry is compared with the awaited message only once. Otherwise, each arrival would require a scan of a mailbox that
-        may contain thousands of entries.
+        Each mailbox entry is compared with the awaited message only once. Comparing all entries again would require, on each arrival, a
+        scan of a mailbox that may contain thousands of entries.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)

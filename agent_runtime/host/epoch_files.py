@@ -231,7 +231,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
     Raises:
         StoreError: If the store is currently unavailable, if inputs newer than a checkpoint were deleted, or if a batch is damaged or was
-            written or removed without a key. None of these errors means that the epoch is damaged, because every other epoch would need the
+            written or removed without a key. A StoreError does not mean that the epoch is damaged, because every other epoch would need the
             same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
@@ -569,7 +569,7 @@ def load_line(
     which is deducted from the agent's timers.
 
     Raises:
-        DamagedDataError: If a checkpoint is damaged. None of its data has been used (G11).
+        DamagedDataError: If a checkpoint is damaged. No data of a damaged checkpoint has been used (G11).
         SnaplineError: If an agent cannot be created. The message names the agent.
     """
     if not command.agents:  # a host that joined after the recovery line has no agents in it

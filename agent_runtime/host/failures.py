@@ -1,5 +1,5 @@
-"""The host core's component for failures. It keeps failed agents, messages that crashed agents or whole processes, dead letters, and
-rollback requests.
+"""The host core's component for failures. The component keeps failed agents, messages that crashed agents or whole processes, dead letters,
+and rollback requests.
 
 *Process crashes.* A message that has crashed more processes than its limit allows is not handled again. The coordinator counts the crashes
 (`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and by a digest of its
@@ -155,8 +155,8 @@ class HostFailures:
 
     Attributes:
         failed: agents that run no more turns under the current plan, with the reason for each agent.
-        poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. This mapping is kept when the
-            plan changes.
+        poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. The mapping of crashed
+            messages is kept when the plan changes.
         rollbacks: the rollback requests of this host's agents.
         deaths: the turns during which processes have crashed.
     """
@@ -209,8 +209,8 @@ class HostFailures:
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether this message has crashed the agent more often than its limit allows. If so, make the message a dead letter without
-        running a turn."""
+        """Return whether this message has crashed the agent more often than its limit allows. If the limit is exceeded, make the message a
+        dead letter without running a turn."""
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False

@@ -1,4 +1,4 @@
-"""The host core's component for effects. It runs calls with consequences outside the fleet, such as payments, mails and orders.
+"""The host core's component for effects. The component runs calls with consequences outside the fleet, such as payments, mails and orders.
 
 Theory of operation
 -------------------
@@ -23,11 +23,11 @@ effect's outcome, and "not done" allows the call. After a recovery to a state be
 again, although the effect may have been called since. The resolution is therefore also emitted as an output, and the effect is called only
 after this output has been released, as with an intent.
 
-If a turn with effects fails permanently, the agent's next turn undoes the effects that have compensations, newest first. This turn is put
-into the agent's stash. Each compensation is itself an effect. Effects without compensations are recorded as left.
+If a turn with effects fails permanently, the agent's next turn undoes the effects that have compensations, newest first. The undoing turn
+is put into the agent's stash. Each compensation is itself an effect. Effects without compensations are recorded as left.
 
 *Quiesce.* Before agents move or a host stops, the coordinator holds back new effects and waits until running calls have ended. Otherwise,
-these effects would be in doubt under the next plan.
+running calls would be in doubt under the next plan.
 
 Guarantees: this module provides G12. External actions are unique only if the external services detect duplicate keys, because this module
 cannot stop a call in progress.

@@ -1,6 +1,6 @@
 """The events and commands of a host core.
 
-Events have names in the past tense. They come from the adapters: links, turns, store and clock. Commands have imperative names. The
+Events have names in the past tense. Events come from the adapters: links, turns, store and clock. Commands have imperative names. The
 adapters execute them in order, before the next event. Messages between a coordinator and a host are defined in `messages/host_messages.py`.
 The core receives and sends these messages unchanged.
 
@@ -287,7 +287,7 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of an input. `reply` is the reply of the input's turn, as encoded by `encode_message`. It is b"" if there is no reply.
+    """The outcome of an input. `reply` is the reply of the input's turn, as encoded by `encode_message`. If there is no reply, it is b"".
 
     `status` is "replied" (the turn has succeeded), "buried" (the input is a dead letter), "retry" (the input is currently unknown on this
     host) or "unknown" (the input was never received, or has been forgotten). `reason` explains the statuses "retry" and "unknown".
@@ -388,7 +388,7 @@ class CaptureState(Command, frozen=True, gc=False):
 
 
 class TakeCheckpoint(Command, frozen=True, gc=False):
-    """Capture an agent's current state. Later, make the state durable together with the agent's sender log.
+    """Capture an agent's current state. Make the state durable at a later time, together with the agent's sender log.
 
     Attributes:
         basis: reason for the checkpoint, either "initial", "basic", "forced" or "tentative".
@@ -524,7 +524,7 @@ class Trace(Command, frozen=True, gc=False):
     """Record an event in the trace, which is used only for diagrams. For a sampled message, the event is that the message was sent ("send")
     or consumed ("receive").
 
-    The other kinds are "checkpoint" (a tentative checkpoint became permanent, where `other` is its basis), "send_marker" and
+    Further values of `what` are "checkpoint" (a tentative checkpoint became permanent, where `other` is its basis), "send_marker" and
     "receive_marker" (this host sent or received a marker item, where `number` is the epoch).
     """
 
@@ -559,7 +559,7 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
     Attributes:
         key: outside key of the effect.
-        is_in_doubt: whether the effect may have been called earlier. Such a call may still be running.
+        is_in_doubt: whether the effect may have been called earlier. An earlier call of the effect may still be running.
         undoes: outside key of the effect that this compensation undoes, or "" if the effect is not a compensation.
         wait_s: time in seconds for which a call of the effect to be undone may still run. The compensation waits for this time before it is
             called.
@@ -620,9 +620,9 @@ class EffectRecordEmitted(Command, frozen=True, gc=False):
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, it will be handled in a later turn.
-    Otherwise, the durable turn itself has received it. If `what` is "effect", the entry starts the compensation of a failed turn, and has
-    no sender."""
+    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, the message or input will be handled in
+    a later turn. If `is_stashed` is not set, the durable turn itself has received it. If `what` is "effect", the entry starts the
+    compensation of a failed turn, and has no sender."""
 
     agent: str
     what: TurnKind | Literal["effect"]

@@ -1,7 +1,7 @@
-"""The host core's component for inputs from outside the fleet. It admits, numbers and logs inputs, and delivers them to agents.
+"""The host core's component for inputs from outside the fleet. The component admits, numbers and logs inputs, and delivers them to agents.
 
 An acknowledged input takes effect exactly once, despite failures and rollbacks (R1). An input is acknowledged when its batch is durable in
-the host log (`host_log.py`). Only then is it delivered to its agent.
+the host log (`host_log.py`). The input is delivered to its agent only after it has been acknowledged.
 
 Inputs do not belong to channel states, and they carry no protocol marks. An agent's checkpoint contains the number of the last input that
 it has consumed, so each plan redelivers all later inputs in order. After a rollback that was requested, a plan may *drop* inputs that were
@@ -10,8 +10,8 @@ consumed. The numbers of dropped inputs are therefore not reused. If a client re
 refused.
 
 *Receivers.* Inputs are accepted for the agents in the plan. For agents created later, inputs are accepted once a complete epoch contains
-the agent. Otherwise, a recovery could undo the creation of an agent, and its inputs would have no receiver. If the epoch that contains the
-agent is later found to be damaged, the agent's inputs wait on this host until the agent is created again.
+the agent. Without this rule, a recovery could undo the creation of an agent, and its inputs would have no receiver. If the epoch that
+contains the agent is later found to be damaged, the agent's inputs wait on this host until the agent is created again.
 
 *Replies.* Clients may wait for the reply to an input (`ReplyWaiters`). An *early* reply is sent as soon as the turn of the input has ended.
 A recovery may undo that turn, and the rerun turn may give a different reply. Replies that are not early are sent when a complete epoch
@@ -107,7 +107,8 @@ class ReplyWaiters:
                     self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must be kept because a final reply may not have been sent yet. If so, request an epoch."""
+        """Return whether a stopped agent must be kept because a final reply may not have been sent yet. If the agent must be kept, request
+        an epoch."""
         inputs = agent.inputs
         if inputs is None or inputs.consumed <= inputs.released:
             return False
@@ -214,8 +215,8 @@ class Inputs:
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore those inputs in the logs of earlier plans that are newer than the agents' checkpoints. These inputs then wait for their
-        turns again."""
+        """Restore those inputs in the logs of earlier plans that are newer than the agents' checkpoints. The restored inputs then wait for
+        their turns again."""
         shared = self._shared
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
@@ -256,7 +257,8 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input. Its turn has ended, or it has become a dead letter, or, if `is_open` is set, its turn is still running."""
+        """Consume an input. The input's turn has ended, or the input has become a dead letter, or, if `is_open` is set, its turn is still
+        running."""
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
@@ -269,8 +271,8 @@ class Inputs:
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must be kept. This is the case if it has unconsumed inputs or clients' dead letters, or if replies
-        have not been sent yet."""
+        """Return whether a stopped agent must be kept. A stopped agent is kept if it has unconsumed inputs or clients' dead letters, or if
+        replies have not been sent yet."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)

@@ -422,7 +422,7 @@ class StepLog:
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
     """Return the log entry that records that an effect is about to be called. The entry contains the number of the output with the effect's
-    intent. This distinguishes the call from an earlier call that an operator resolved as not made."""
+    intent. This number distinguishes the call from an earlier call that an operator resolved as not made."""
     number = opened.number.to_bytes(8, "big")
     return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
 
@@ -445,7 +445,8 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an effect was undone in a discarded history. Such an effect counts as not done, even if the log says that it is done."""
+    """Record that an effect was undone in a discarded history. An effect that was undone counts as not done, even if the log says that it
+    is done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -454,7 +455,7 @@ def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an earlier incarnation was about to call the agent's open effect. From now on, checkpoints contain this fact, because the
+    """Record that an earlier incarnation was about to call the agent's open effect. From now on, checkpoints record the call, because the
     logs of discarded histories are eventually deleted."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):

@@ -1,16 +1,16 @@
-"""The host core's component for outputs. It numbers outputs, and keeps each output until an epoch has released it.
+"""The host core's component for outputs. The component numbers outputs, and keeps each output until an epoch has released it.
 
 An output is part of its agent's state (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). The agent's checkpoints
-contain the output until it is *released*. By then, a complete epoch contains the output's turn, and the coordinator has copied the outputs
-from that epoch's checkpoints to the store. EndEpoch then contains the number of the last released output *in that cut*. Only outputs up to
-this number are dropped. Outputs with higher numbers belong to a later epoch. A plan loads pending outputs together with the checkpoints.
-The coordinator then repeats which outputs have been released.
+contain the output until it is *released*. An output is released when a complete epoch contains its turn, and the coordinator has copied the
+outputs from that epoch's checkpoints to the store. EndEpoch then contains the number of the last released output *in that cut*. Only
+outputs up to this number are dropped. Outputs with higher numbers belong to a later epoch. A plan loads pending outputs together with the
+checkpoints. The coordinator then repeats which outputs have been released.
 
 Outputs are therefore kept in memory until they are released. If an agent's pending outputs exceed `AGENT_BYTES_MAX`, or those of all agents
-together exceed `HOST_BYTES_MAX`, the agent is *full*. A full agent accepts no inputs from outside and requests an epoch. It runs no turns
-of its own (timers, messages to itself). A full agent still handles messages from other agents, because deferring them would deadlock a
-fleet whose agents send in cycles. An agent that has stopped also requests an epoch, and is kept until its outputs have been released
-(`AgentRetirement`).
+together exceed `HOST_BYTES_MAX`, the agent is *full*. A full agent accepts no inputs from outside and requests an epoch. A full agent runs
+no turns of its own (timers, messages to itself). A full agent still handles messages from other agents, because deferring them would
+deadlock a fleet whose agents send in cycles. An agent that has stopped also requests an epoch, and is kept until its outputs have been
+released (`AgentRetirement`).
 """
 
 from typing import Protocol
@@ -104,7 +104,7 @@ class Outputs:
         self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must be kept because it has pending outputs. If so, request an epoch."""
+        """Return whether a stopped agent must be kept because it has pending outputs. If the agent must be kept, request an epoch."""
         if agent.outputs is None or not agent.outputs.pending:
             return False
         self._epoch_request.say(agent)

@@ -92,7 +92,7 @@ class UnmatchedEntries:
 
 
 class DurableTurn:
-    """An unfinished durable turn. It has the fields of `SavedTurn` and the turn's state on this host.
+    """An unfinished durable turn. The object has the fields of `SavedTurn` and the turn's state on this host.
 
     Attributes:
         is_live: whether the handler is suspended at the wait `waits`. After a recovery, the handler must first be rerun up to this wait.
@@ -290,7 +290,7 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether messages must stay in the outbox. This is the case if the agent is held, or if it has failed and will lose its
+        """Return whether messages must stay in the outbox. Messages must stay if the agent is held, or if it has failed and will lose its
         work since the last checkpoint."""
         return self.is_held or self.is_failed
 
@@ -417,8 +417,8 @@ class Peer:
 
     @property
     def owes_consumption_report(self) -> bool:
-        """Return whether the peer must be informed about consumed messages. This includes the credit for messages whose window space was
-        freed earlier."""
+        """Return whether the peer must be informed about consumed messages. The information includes the credit for messages whose window
+        space was freed earlier."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
@@ -469,7 +469,8 @@ class HostCounts:
     """Counters of a host's turns, checkpoints, effects and other events since its start.
 
     Attributes:
-        dead_letters: number of new dead letters. It includes those of this host's agents, and those of messages to agents that have left.
+        dead_letters: number of new dead letters. The number includes dead letters of this host's agents, and dead letters of messages to
+            agents that have left.
         checkpoints, forced: number of checkpoints under a logged protocol, and how many of them the protocol forced.
         put_off: number of basic checkpoints that were deferred because the store was busy.
         piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of the protocol data that they

@@ -38,9 +38,9 @@ class FlowRecords(RecordStoreBase):
 class SnaplineFlowPersistence(FlowPersistence):
     """A CrewAI `FlowPersistence`. Use it as `@persist(SnaplineFlowPersistence(location="folder"))` or `MyFlow(persistence=…)`.
 
-    The store is a folder or a URL (`s3://bucket/prefix`). It is opened when it is first used, and stays open until `close`. If the store
-    does not exist, it is created unless `must_exist` is set. Only one object in one process may have the store open. Opening it a second
-    time raises `ObjectStreamInUseError`. A save is atomic, and is durable when the method returns.
+    The store is a folder or a URL (`s3://bucket/prefix`). The store is opened when it is first used, and stays open until `close`. If the
+    store does not exist, it is created unless `must_exist` is set. Only one object in one process may have the store open. Opening it a
+    second time raises `ObjectStreamInUseError`. A save is atomic, and is durable when the method returns.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"

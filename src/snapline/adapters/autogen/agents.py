@@ -5,7 +5,8 @@ states are therefore inconsistent.
 
 The solution: each AutoGen agent becomes a snapline agent, and its host owns its state and messages. AutoGen itself runs in a separate
 process, because it needs an incompatible version of protobuf. For each message, that process receives the agent's state and the message,
-and runs the agent's own handler. It returns the handler's outgoing messages, its return value and the new state (`worker.py`).
+and runs the agent's own handler. The process returns the handler's outgoing messages, its return value and the agent's new state
+(`worker.py`).
 
 Each message is handled in a durable turn. In each step of the turn, the process runs the handler until the handler waits for a reply or
 ends. A handler that awaits no replies runs in one step, so its messages and its state change are atomic, as in an ordinary turn. If a
@@ -96,7 +97,8 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """Return the agents to pass to a `Fleet`. These are the agents in `ids`, and the agent that creates all other AutoGen agents.
+        """Return the agents to pass to a `Fleet`. The result contains the agents in `ids`, and the agent that creates all other AutoGen
+        agents.
 
         Raises:
             FleetDefinitionError: one of `ids` is not a valid AutoGen id.
@@ -108,7 +110,7 @@ class AutogenAgent(Agent):
 
     @handler(durable=True)
     async def on_autogen_message(self, message: AutogenMessage, ctx: Context) -> None:
-        """Run the AutoGen agent's own handler for one message. Then send the handler's messages and its return value."""
+        """Run the AutoGen agent's own handler for one message, and send the handler's messages and its return value."""
         turn = str(ctx.uuid())
         begin = self._begin(message, ctx, turn)
         replies: list[ReceivedReply] = []
@@ -211,8 +213,8 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply |
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
     """Return the final result of a failed turn, which leaves the agent's state unchanged.
 
-    If a caller waits for the turn's answer, the error is sent to the caller. Otherwise the error is raised, so that the message becomes a
-    dead letter.
+    If a caller waits for the turn's answer, the error is sent to the caller. If no caller waits, the error is raised, so that the message
+    becomes a dead letter.
     """
     if not is_heard:
         raise error

@@ -1,7 +1,7 @@
 """Runs the fleet of one AutoGen program.
 
-`SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`. It communicates with this process through a socket, and ends
-the process by closing the socket.
+`SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`. `SnaplineRuntime` communicates with this process through a
+socket, and ends the process by closing the socket.
 
 The process runs a coordinator and hosts, whose data is in FOLDER. The turns of the fleet's agents run in the program, to which `worker.py`
 connects through the socket. Messages that the program sends outside of turns are passed to the fleet. When the fleet is stopped, it takes a

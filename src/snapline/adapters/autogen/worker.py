@@ -2,9 +2,9 @@
 
 Messages between AutoGen agents are snapline messages, so other agents and clients can also send them.
 
-The process holds no state that cannot be rebuilt, since the host owns states and messages. If the process dies, the host restarts it. Each
-turn that was in progress is rerun with the replies that it had received, in the same order. Messages that the interrupted turn had already
-sent are not sent again.
+The process holds no state that cannot be rebuilt, because the host owns states and messages. If the process dies, the host restarts it.
+Each turn that was in progress is rerun with the replies that it had received, in the same order. Messages that the interrupted turn had
+already sent are not sent again.
 """
 
 import asyncio
@@ -174,7 +174,8 @@ class _BlockedTurn(msgspec.Struct):
 
 
 class AutogenWorker:
-    """Connection to the process that runs a program's turns for this host. It also tracks the turns in progress there."""
+    """Connection to the process that runs a program's turns for this host. The object also tracks which turns are in progress in that
+    process."""
 
     def __init__(self, program: str) -> None:
         self._program = program

@@ -1,4 +1,5 @@
-"""Ledger of one service's calls, which is part of every cut. Also defines the stamps that keep cuts consistent. This module does no I/O.
+"""Ledger of one service's calls, which is part of every cut. This module also defines the stamps that keep cuts consistent. This module
+does no I/O.
 
 Theory of operation
 -------------------
@@ -20,8 +21,8 @@ request sent after the cut.
 If a handler had not finished when the cut was taken, it is rerun after a recovery under the same request id, and repeats its calls. A
 call's id is derived from its ordinal within the handler, so the call gets the same id as before. `RUN` contains the handler's run in the
 context of the task or thread. For a call made by a handler, the ledger stores only a digest (`HandlerExecution.journal`) instead of the
-request. A handler that changes state before its last call must declare the change (`changed`). From then on, the handler is not rerun, and
-its calls are treated like calls made outside of handlers.
+request. A handler that changes state before its last call must declare the change (`changed`). After the declaration, the handler is not
+rerun, and its calls are treated like calls made outside of handlers.
 
 Invariants (`validate`): each pending call was made by this service, and no pending call is in a journal. A running handler has no stored
 answer unless it has declared a state change.
@@ -76,7 +77,7 @@ class ServiceCall(msgspec.Struct, frozen=True):
         target: name of the channel over which the call is made.
         method: full name of the method, such as /greeter.Greeter/SayHello.
         request: serialized request. If the request is a stream, all its messages in one payload (`member_call.pack`).
-        is_listed: whether the receiver is not part of cuts. Such a call is never repeated. If its outcome is unknown after a recovery, it
+        is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If its outcome is unknown after a recovery, it
             is only reported.
         digest: digest of method and request if a handler makes the call, otherwise empty.
         asks_stream, answers_stream: whether the request is a stream, and whether the response is a stream.
@@ -146,7 +147,7 @@ class HandlerExecution:
         journal: calls that the handler has made, in this run or in earlier runs.
         made: number of calls that the handler has made in this execution.
         open: id → call that has no answer yet.
-        is_changed: whether the handler has declared a state change. If so, the handler is not rerun.
+        is_changed: whether the handler has declared a state change. If it has, the handler is not rerun.
         is_forgotten: whether the caller no longer needs the answer.
     """
 
@@ -280,8 +281,8 @@ class CallLedger:
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
-        """Declare that the handler changes the service's state in this atomic piece of work and makes further calls afterwards. It must
-        then not be rerun.
+        """Declare that the handler changes the service's state in this atomic piece of work and makes further calls afterwards. Such a
+        handler must not be rerun.
 
         `answer` is the answer that the caller receives if the fleet recovers from a cut taken before the handler ends.
 

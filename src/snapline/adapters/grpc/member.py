@@ -136,15 +136,15 @@ class HostCallbacks(Protocol):
         """
 
     def begin_later(self, epoch: int) -> bool:
-        """Return whether this epoch must begin later, because the service is not ready. If so, the member begins the epoch when the service
-        becomes ready."""
+        """Return whether this epoch must begin later, because the service is not ready. If the result is True, the member begins the epoch
+        when the service becomes ready."""
 
     def may_record(self) -> bool:
         """Return whether an epoch may be recorded now: the service is either ready or not running under a plan."""
 
     def before_capture(self, made: object) -> None:
-        """Prepare the agent's state for capture. Raise SnaplineError if the state cannot be captured now. In that case, the host refuses
-        the epoch."""
+        """Prepare the agent's state for capture. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the
+        host refuses the epoch."""
 
     def cut(self, epoch: int) -> None:
         """Notify the member that the agent's state was captured for this epoch."""
@@ -266,8 +266,8 @@ class Member:
 
         Args:
             service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the member passes
-                it the answers that no caller awaits. Such answers belong to calls made with `send` and to calls repeated after a recovery.
-                The method runs in the same atomic piece of work that removes the answer from the ledger.
+                it the answers that no caller awaits. These are the answers to calls made with `send` and to calls repeated after a
+                recovery. The method runs in the same atomic piece of work that removes the answer from the ledger.
             agent: id of a `ServiceAgent` of the fleet, which must be placed on the host of this process.
             fleet: definition of the fleet, which must be identical in all processes.
             coordinator, store, listen, advertise: as for the command `snapline host run`. `listen` is the address of the host, not of the
@@ -493,7 +493,7 @@ class Member:
     # ---- interface for the host -----------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """Stop all work of the old plan. From now on, results of that work are rejected."""
+        """Stop all work of the old plan. From now on, results of the old plan's work are rejected."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:

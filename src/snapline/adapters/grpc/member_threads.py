@@ -5,28 +5,28 @@ The loop carries out the threads' requests, each atomically with the requesting 
 A thread is *inside* the gate from its beginning to its end, except while it waits for the answer to a call. The thread's work between two
 such waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
 requests. `step` runs a function in the loop while the thread remains inside the gate. `wait` makes a call and waits for its answer. During
-`wait`, the thread is outside the gate. It leaves when the call enters the ledger, and re-enters when the call's answer leaves the ledger.
-Between two iterations of the loop, a cut may be taken if no thread is inside the gate. To the member, `QuiescentService` makes the service
-look single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
+`wait`, the thread is outside the gate. The thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's
+answer leaves the ledger. Between two iterations of the loop, a cut may be taken if no thread is inside the gate. To the member,
+`QuiescentService` makes the service look single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
 
 When the fleet rolls back, each thread of the older history gets a `HistoryOverError` at its next wait or request. The error acts like
-CancelledError in a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended. Meanwhile,
-the loop is not blocked. The loop never waits for a thread, so a thread may wait for the loop.
+CancelledError in a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended. The event
+loop is not blocked during this time. The loop never waits for a thread, so a thread may wait for the loop.
 
 The gate
 --------
-`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back. It does no I/O and uses no threads. Cuts and recoveries
-must not split an atomic piece of a thread's work. They therefore require that no thread is inside the gate, although threads may still be
-running. The gate is a readers-writer lock (Courtois, Heymans and Parnas 1971). Threads are the readers and may run in parallel, and cuts
-are the writers.
+`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back. The gate does no I/O and uses no threads. Cuts and
+recoveries must not split an atomic piece of a thread's work. Cuts and recoveries therefore require that no thread is inside the gate,
+although threads may still be running. The gate is a readers-writer lock (Courtois, Heymans and Parnas 1971). Threads are the readers and
+may run in parallel, and cuts are the writers.
 
 - A request for a cut closes the gate. While the gate is closed, no thread can enter. The cut is taken when every thread inside the gate has
   ended or waits for a call. Threads that wait at the gate enter after the cut.
 - The gate must not simply stay closed until the cut is taken. If a thread inside the gate needed a lock held by a thread that waits at the
   gate, the thread inside would never leave. If a thread stayed inside for a long time, all other threads would have to wait. The gate is
-  therefore closed for PATIENCE_NS and then open for the same time. Both times are then doubled again and again until the cut is taken or
-  its epoch has timed out. A cut is taken at the latest when the gate stays closed for longer than a piece of work takes. Threads can enter
-  for half of the time.
+  therefore closed for PATIENCE_NS and then open for the same time. The closed time and the open time are then doubled repeatedly until the
+  cut is taken or its epoch has timed out. A cut is taken at the latest when the gate stays closed for longer than a piece of work takes.
+  Threads can enter for half of the time.
 - The caller repeats the request for as long as it wants a cut. The caller does not report that it no longer wants a cut. If the gate has
   received no request for LAPSE_NS, it assumes that no cut is wanted any longer.
 - Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all of them
@@ -88,7 +88,7 @@ class QuiescenceGate:
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
-        """Return whether a thread may enter the gate. If so, the caller must call `enter` in the same atomic piece of work."""
+        """Return whether a thread may enter the gate. If the result is True, the caller must call `enter` in the same atomic piece of work."""
         if not self._is_wanted(now_ns):
             return True
         elapsed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
@@ -220,8 +220,8 @@ class MemberThreads:
         return self.ask(self._step, function)
 
     def wait(self, begin: Callable[[], Finish]) -> Any:
-        """Make a call as part of the calling thread's current atomic piece of work. Then wait outside the gate for the answer. Raise the
-        errors of `step` and of the call."""
+        """Make a call as part of the calling thread's current atomic piece of work. While waiting for the answer, the thread is outside the
+        gate. Raise the errors of `step` and of the call."""
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[RegisteredThread, Any, "Future[Any]"], None], what: object) -> Any:
@@ -274,7 +274,7 @@ class MemberThreads:
             self._asked.discard(asking)
 
     def register_thread(self, admitted: Callable[[], Coroutine[object, None, RegisteredThread]]) -> RegisteredThread:
-        """Register the calling thread, and wait until it is inside the gate. It stays registered until `left` is called. Raise
+        """Register the calling thread, and wait until it is inside the gate. The thread stays registered until `left` is called. Raise
         HistoryOverError if the fleet rolls back or the member stops."""
 
         async def enter() -> RegisteredThread:

@@ -2,8 +2,8 @@
 channels.
 
 The agent starts no turns of its own, but a subclass may have handlers for messages from other agents. The agent's state is assembled when a
-cut is taken. It consists of the service's state and the ledger of the service's calls. Epochs, plans, the store and recovery therefore work
-in the same way as in any other fleet.
+cut is taken. The state of a service's agent consists of the service's state and the ledger of the service's calls. Epochs, plans, the store
+and recovery therefore work in the same way as in any other fleet.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ class CutService(Protocol):
     def ready(self) -> bool:
         """Return whether a cut may be taken now.
 
-        If the result is False, the cut waits, and so do the calls stamped with its epoch. They wait no longer than until the epoch times
-        out.
+        If the result is False, the cut waits, and so do the calls stamped with its epoch. The cut and the calls wait no longer than until
+        the epoch times out.
         """
 
 

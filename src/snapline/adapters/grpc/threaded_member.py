@@ -10,13 +10,13 @@ A `ThreadedMember` contains a `Member` whose event loop runs in the thread that 
 (`member_threads.py`). Cuts, calls and recoveries work as in `Member`. This module connects the service's threads with the loop.
 
 Server side: the loop decides whether to accept a request, as in `member_channel.py`. The handler runs in the thread that gRPC has assigned
-to the request. Meanwhile, the request's thread waits for instructions from the loop. The loop admits the request, and passes the handler to
-the thread as soon as the thread may enter the gate. Finally, the loop passes the response to the thread, which sends it.
+to the request. While the handler is not running, the request's thread waits for work from the loop. The loop admits the request, and passes
+the handler to the thread as soon as the thread may enter the gate. Finally, the loop passes the response to the thread, which sends it.
 
 Client side: the channel for blocking stubs makes its calls in the loop, over a `MemberChannel`. A call enters the ledger in the loop
-iteration in which it is made, atomically with the thread's earlier state changes. From then until the answer leaves the ledger, the thread
-is outside the gate. A stream is treated as one call (`member_call.py`). Its requests are first taken from the iterator within the thread's
-atomic piece of work.
+iteration in which it is made, atomically with the thread's earlier state changes. The thread is outside the gate until the call's answer
+leaves the ledger. A stream is treated as one call (`member_call.py`). The requests of a stream are first taken from the iterator within the
+thread's atomic piece of work.
 """
 
 import asyncio
@@ -323,10 +323,10 @@ class ThreadedChannel(grpc.Channel):
         raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Do nothing, since `subscribe` is not supported."""
+        """Do nothing, because `subscribe` is not supported."""
 
     def close(self) -> None:
-        """Do nothing. The channel is closed only together with its member, since calls may be repeated over it after a recovery."""
+        """Do nothing. The channel is closed only together with its member, because calls may be repeated over it after a recovery."""
 
     def __enter__(self) -> Self:
         return self

@@ -112,7 +112,7 @@ class SnaplineGraphAgent(Agent):
             graph = builder
 
     The agent accepts `GraphInput` and `GraphResume`, and replies with a `GraphResult`. A subclass may define handlers that convert other
-    messages into graph inputs, and graph results into messages. Such handlers run the graph with `ainvoke` in durable turns and with
+    messages into graph inputs, and graph results into messages. These handlers run the graph with `ainvoke` in durable turns and with
     `invoke` in plain turns.
 
     Attributes:

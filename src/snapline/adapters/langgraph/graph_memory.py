@@ -1,8 +1,8 @@
 """Stores the checkpoints of an agent's graph as part of the agent's state.
 
-The state contains only the checkpoints that the graph needs to continue. These are the newest checkpoint of each thread and the checkpoints
-of interrupted subgraphs. In graphs with a `DeltaChannel`, the ancestors from which a value is built are also needed. There is no checkpoint
-history for time travel. Use the fleet's snapshots instead.
+The state contains only the checkpoints that the graph needs to continue. A graph needs the newest checkpoint of each thread and the
+checkpoints of interrupted subgraphs. In graphs with a `DeltaChannel`, the ancestors from which a value is built are also needed. There is
+no checkpoint history for time travel. Use the fleet's snapshots instead.
 
 LangGraph's serializer encodes the values. A large value is stored as a `Blob`. Consecutive checkpoints share the blob until a step of the
 graph changes the value.
@@ -85,7 +85,8 @@ class GraphWrite(msgspec.Struct, frozen=True):
 
 
 class GraphNamespace(msgspec.Struct):
-    """The checkpoints of a graph or subgraph, and each checkpoint's pending writes. Both are stored by checkpoint id."""
+    """The checkpoints of a graph or subgraph, and each checkpoint's pending writes. Checkpoints and pending writes are both stored by
+    checkpoint id."""
 
     checkpoints: dict[str, GraphCheckpoint] = {}
     writes: dict[str, dict[str, GraphWrite]] = {}

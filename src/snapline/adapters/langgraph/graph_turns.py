@@ -49,8 +49,8 @@ class SteppedThread:
         self._is_over = False
 
     async def run(self) -> Any:  # whatever the function returns
-        """Run the function until it ends, and return its result. This coroutine awaits each awaitable that the function passes to `wait`.
-        If this coroutine is closed, `wait` raises an error in the thread, so that the thread ends."""
+        """Run the function until it ends, and return its result. The coroutine that runs `run` awaits each awaitable that the function
+        passes to `wait`. If this coroutine is closed, `wait` raises an error in the thread, so that the thread ends."""
         try:
             awaitable = self._start()
             while awaitable is not None:

@@ -11,7 +11,7 @@ The asynchronous methods call the synchronous methods in the event loop's thread
 cancelled, or that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent
 of such a late checkpoint was deleted, or was itself ignored as late. A checkpoint without a parent is always saved: it begins a new run, or
 it belongs to a conversation that is being restored. Late writes can come only from this process, because only one process at a time can
-have the stream open. They can therefore be detected from data in memory.
+have the stream open. Late writes can therefore be detected from data in memory.
 """
 
 import contextlib
@@ -221,8 +221,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a checkpoint. Its parent is the checkpoint to which the config refers. Channels that are not in `new_versions` have not
-        changed since the parent checkpoint."""
+        """Save a checkpoint. The new checkpoint's parent is the checkpoint to which the config refers. Channels that are not in
+        `new_versions` have not changed since the parent checkpoint."""
         place = place_of(config)
         written = get_serializable_checkpoint_metadata(config, metadata)
         entries = self._objects.entries(place.path)

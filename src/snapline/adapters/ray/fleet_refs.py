@@ -3,7 +3,7 @@
 If a class has async methods, it runs like one of Ray's async actors: all methods run in the event loop, and can interleave only at `await`
 expressions. All other classes run one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits in
 `ray.get` for another member, cuts contain the object's state from the beginning of that method. After a recovery, the interrupted method is
-rerun from this state before any other method runs. It makes the same calls and receives the same answers.
+rerun from this state before any other method runs. The rerun method makes the same calls and receives the same answers as before.
 
 As with Ray's own references, a program may await these references, pass them to `ray.get`, or drop them.
 
@@ -425,7 +425,7 @@ class ActorLife:
         before: the object's state at the beginning of the running method, from which the method would be rerun after a recovery. None if
             this state was not saved.
         first: id of the request whose method was waiting when the cut was taken from which this life begins. This method must run before
-            all other methods, because otherwise it could make different calls than in its first run. Empty if no method was waiting.
+            all other methods. Otherwise, it could make different calls than in its first run. Empty if no method was waiting.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -479,7 +479,7 @@ class ActorLife:
 
 
 class RecoverableActor:
-    """The service that the member includes in cuts (`CutService`). It wraps the user's object.
+    """The service that the member includes in cuts (`CutService`). The service wraps the user's object.
 
     Attributes:
         life: current `ActorLife` of the object.
@@ -502,8 +502,8 @@ class RecoverableActor:
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the object's state. Raise SnaplineError if the state cannot be captured now. In that case, the object is captured in a
-        later epoch."""
+        """Return the object's state. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the object is
+        captured in a later epoch."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(

@@ -5,11 +5,11 @@
     class Bank: …
 
 The decorator makes each actor of the class a member of the fleet (`MemberActor`). All calls from and to the actor pass through this member.
-The member runs in the event loop in which Ray runs async methods. To start the member, the actor's process calls its own actor. Otherwise
-nothing would call a restarted actor before its fleet has recovered.
+The member runs in the event loop in which Ray runs async methods. To start the member, the actor's process calls its own actor. Without
+this call, nothing would call a restarted actor before its fleet has recovered.
 
-Calls between members use Ray instead of gRPC. `ActorChannel` implements the channel interface that `MemberChannel` requires. It calls
-actors, which it looks up by name.
+Calls between members use Ray instead of gRPC. `ActorChannel` implements the channel interface that `MemberChannel` requires. The channel
+looks up each actor by name and calls it.
 """
 
 import asyncio
@@ -372,7 +372,7 @@ class MemberActor:
 
 
 class ServedByRay:
-    """Replacement for gRPC's context object. It collects the data that the handling of a call sets in addition to the response.
+    """Replacement for gRPC's context object. The object collects the data that the handling of a call sets in addition to the response.
 
     Attributes:
         stamp: stamp of the answer, or empty if the answer has no stamp.

@@ -5,8 +5,9 @@ Each checkpoint is an epoch of the store. The agents in the epoch are the job's 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
-Both kinds of state are plain MessagePack. Tensors and other large values are stored as parts, like the parts of any agent's state. This
-module does not use pickle. However, torch's planner pickles values that are not tensors, and unpickles them when they are loaded.
+The states of both kinds of agents are plain MessagePack. Tensors and other large values are stored as parts, like the parts of any agent's
+state. This module does not use pickle. However, torch's planner pickles values that are not tensors, and unpickles them when they are
+loaded.
 
 Each rank reads the parts in its load plan, regardless of which rank wrote them.
 """
@@ -60,8 +61,8 @@ PartPlace = tuple[str, int]
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Instructions from the coordinating rank to one rank. They contain the rank's agent id, the epoch to write, and the base epoch whose
-    chunks the rank may reuse. `base` is 0 if there is no base epoch."""
+    """Instructions from the coordinating rank to one rank. The instructions contain the rank's agent id, the epoch to write, and the base
+    epoch whose chunks the rank may reuse. `base` is 0 if there is no base epoch."""
 
     agent: str
     epoch: int

@@ -14,10 +14,10 @@ The next save by another process removes the incomplete data. Each new epoch num
 used twice.
 
 A rank writes packs of chunks in the same way as a host does for its agents. Each tensor or other value is stored as one part. The chunks of
-each part are deduplicated against the base epoch. They are first compared by hash with the chunks that this process last saved for the same
-item at the same position. They are then compared by digest with all chunks of the base epoch, including chunks of other ranks. If data has
-not changed, or has only moved, only a reference to it is stored. Items are requested one at a time, and are written in blocks of 32 MiB. If
-a tensor is on another device, host memory holds only 32 MiB in addition to the tensor itself.
+each part are deduplicated against the base epoch. Chunks are first compared by hash with the chunks that this process last saved for the
+same item at the same position. Chunks are then compared by digest with all chunks of the base epoch, including chunks of other ranks. If
+data has not changed, or has only moved, only a reference to it is stored. Items are requested one at a time, and are written in blocks of
+32 MiB. If a tensor is on another device, host memory holds only 32 MiB in addition to the tensor itself.
 
 **Only one job at a time** may save into a store. On a file system, the coordinating rank holds a lock while it saves, and a save by a
 second job is rejected. An object store has no such lock. If two jobs save into the same object store, either their checkpoints are
@@ -192,7 +192,7 @@ class SnaplineWriter(StorageWriter):
         """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
         Args:
-            location: a folder or URL that only this job uses. It must be the same on every rank.
+            location: a folder or URL that only this job uses. The location must be the same on every rank.
             keep_last: number of checkpoints to retain. When new checkpoints are saved, older checkpoints that have neither a tag nor a pin
                 are deleted. None retains all checkpoints.
             keys: encryption keys of the store, by default the keys in the environment variables (docs/protection.md).

@@ -1,8 +1,8 @@
 """Runs a fleet for one AutoGen program, and runs the fleet's turns inside the program itself.
 
 The fleet belongs to a `SnaplineRuntime`, which the program uses in place of `SingleThreadedAgentRuntime`. The fleet's processes run in
-snapline's environment (`session.py`). They own the states and messages, which survive a crash of the fleet's hosts. Turns run in the
-program's own event loop and use the program's own objects.
+snapline's environment (`session.py`). The fleet's processes own the states and messages, which survive a crash of the fleet's hosts. Turns
+run in the program's own event loop and use the program's own objects.
 """
 
 import asyncio

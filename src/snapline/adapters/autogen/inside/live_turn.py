@@ -8,9 +8,9 @@ The model: a turn consists of its handler and of all tasks that the handler crea
 that only runs `send_message` (`asyncio.create_task(self.send_message(…))`) counts as ended once the handler has returned, because its reply
 is not used. The message of such a task counts as sent without waiting for a reply.
 
-To learn what a task waits for, this module reads the awaited future from the task object. It can trace most waits, such as those for tasks
-and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn then gets a short time to
-continue before it counts as blocked. The host later checks such a turn again.
+To learn what a task waits for, this module reads the awaited future from the task object. This module can trace most waits, such as those
+for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn then gets a short time
+to continue before it counts as blocked. The host later checks such a turn again.
 """
 
 import asyncio

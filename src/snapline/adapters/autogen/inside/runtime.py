@@ -6,8 +6,8 @@ A program registers its agents and subscriptions in the same way as with AutoGen
 
 Messages that an agent sends during a turn are collected by the turn (`live_turn.py`). The runtime can be used in two ways. A host can start
 a process that runs the program (`serve_program`). The process runs turns for the host that started it, and exits when that host exits.
-Alternatively, a program can use the runtime in place of `SingleThreadedAgentRuntime`. In that case, the runtime has its own fleet
-(`home.py`), which receives the messages sent outside of turns.
+Alternatively, a program can use the runtime in place of `SingleThreadedAgentRuntime`. A runtime that a program uses directly has its own
+fleet (`home.py`), which receives the messages sent outside of turns.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class SnaplineRuntime(AgentRuntime):
         are first needed.
 
         Args:
-            tracer_provider: accepted but ignored, since hosts export the traces (docs/tracing.md).
+            tracer_provider: accepted but ignored, because hosts export the traces (docs/tracing.md).
             hosts: number of processes of the program's fleet.
             python: Python interpreter of snapline's environment. If empty, the value of the environment variable `SNAPLINE_PYTHON` is used.
         """
@@ -78,7 +78,7 @@ class SnaplineRuntime(AgentRuntime):
     def serve_host(self) -> TurnRunner:
         """Configure this runtime for use in a process that a host has started.
 
-        Such a process has no fleet of its own. Other agents' turns may run in other processes.
+        A process started by a host has no fleet of its own. Other agents' turns may run in other processes.
         """
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner

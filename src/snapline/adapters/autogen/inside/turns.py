@@ -1,11 +1,11 @@
 """Runs the turns of a program's agents on behalf of a host.
 
-Each turn receives a state and a message. It returns the messages sent, the answer and the new state.
+Each turn receives a state and a message. The turn returns the messages that it has sent, its answer and the new state.
 
 The host owns the agents' states, and this process holds no state that cannot be rebuilt. An agent's object is reused if the next turn
-begins with the state that the agent's last turn in this process left. Otherwise the factory creates a new object, and the state is loaded
-into it. Factories, subscriptions, serializers and intervention handlers are registered as in AutoGen's runtime, and registration raises the
-same errors (`ProgramRegistry`).
+begins with the state that the agent's last turn in this process left. If the states differ, the factory creates a new object, and the state
+is loaded into it. Factories, subscriptions, serializers and intervention handlers are registered as in AutoGen's runtime, and registration
+raises the same errors (`ProgramRegistry`).
 
 After a failure, a handler that has awaited a reply is rerun up to the point where it was waiting, and must make the same calls again.
 Within a turn, `random` and `uuid.uuid4` therefore use a generator that belongs to this turn alone. Outside of turns, `random` and
@@ -49,7 +49,7 @@ _replaced: list[bool] = []
 def replace_sources() -> None:
     """Patch `uuid.uuid4` and the functions of `random` so that they use the current turn's random generator.
 
-    Call this function before the program is imported, since the program may import the patched functions by name.
+    Call this function before the program is imported, because the program may import the patched functions by name.
     """
     if _replaced:
         return
