@@ -39,7 +39,7 @@ FAILURES = (Exception, RollbackRequestedError, SystemExit)
 
 def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
     """Return the rollback request of a failed turn, and the error with which the turn failed. The rollback request is None if the turn did
-    not make one, or if its agent must not make one. In the latter case the error is a UsageError."""
+    not make one, or if its agent must not make one. If the agent must not make rollback requests, the returned error is a UsageError."""
     if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))

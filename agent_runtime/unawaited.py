@@ -1,11 +1,10 @@
 """Detects coroutines that a handler created but did not await. An unawaited coroutine did not run, so the turn fails.
 
-There are two kinds of coroutines. A coroutine that a method of the context returns (`ctx.step`, `ctx.sleep` …) is a `ContextCall`. A
-`ContextCall` is registered when it is created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a
-method of the agent, Python issues a warning when it frees a coroutine that was never awaited. A host process registers these unawaited
-coroutines instead of printing Python's warning (`watch`). An unawaited coroutine is attributed to the task of the turn or step, even if a
-task or thread that the turn or step started has freed the coroutine. Python still warns about unawaited coroutines in tasks that outlive
-their turn or belong to no turn.
+A coroutine that a method of the context returns (`ctx.step`, `ctx.sleep` …) is a `ContextCall`. A `ContextCall` is registered when it is
+created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a method of the agent, Python issues a
+warning when it frees a coroutine that was never awaited. A host process registers these unawaited coroutines instead of printing Python's
+warning (`watch`). An unawaited coroutine is attributed to the task of the turn or step, even if a task or thread that the turn or step
+started has freed the coroutine. Python still warns about unawaited coroutines in tasks that outlive their turn or belong to no turn.
 """
 
 import asyncio
@@ -116,9 +115,9 @@ def _line(frame: Any) -> str:
 
 @contextlib.contextmanager
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
-    """Run the block outside any asyncio task. Otherwise `asyncio.timeout` in a durable handler would cancel the host's task.
+    """Run the block outside any asyncio task, because `asyncio.timeout` in a durable handler would otherwise cancel the host's task.
 
-    While the block runs, `make_task` is the event loop's task factory. This factory prevents the block from creating tasks.
+    While the block runs, `make_task` is the event loop's task factory. This task factory prevents the block from creating tasks.
     """
     loop = asyncio._get_running_loop()  # it returns None in the simulator
     if loop is None:

@@ -1,9 +1,9 @@
 """Defines the sending and the receiving end of a channel, and the limits of every link.
 
 A channel carries messages from one agent to another in FIFO order. The sender's host holds an `Outlet` and the receiver's host an `Inlet`.
-Both are plain counters, which are cheap enough to update once per message. A message gets its sequence number when it leaves the sender's
-outbox. A message that waits for credit is *parked*. A parked message has neither a sequence number nor an epoch stamp, and belongs to the
-sender's checkpoint. If both agents are on one host, the same two objects are used without a link.
+Outlets and inlets are plain counters, which are cheap enough to update once per message. A message gets its sequence number when it leaves
+the sender's outbox. A message that waits for credit is *parked*. A parked message has neither a sequence number nor an epoch stamp, and
+belongs to the sender's checkpoint. If both agents are on one host, the same two objects are used without a link.
 
 Credit is an absolute value: the highest message number that the sender may use, which is `consumed + CHANNEL_CREDIT`. A duplicated credit
 is harmless. A late or lost credit only makes the sender wait.

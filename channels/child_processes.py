@@ -1,9 +1,10 @@
 """Prevents child processes that user code forks (`multiprocessing`, `os.fork`) from interfering with this process.
 
-A forked child shares three things with its parent. Each of them could stop the child or disturb the parent.
+A forked child shares three things with its parent. Each shared object could stop the child or disturb the parent.
 
 - *Signals.* asyncio's handler writes each signal number to a socket that parent and child share, so a SIGTERM to the child would end the
-  parent. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has done so.
+  parent. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has reset the
+  handlers.
 - *The event loop.* Parent and child share one epoll instance. If a child closes the event loop that it has inherited, the parent's
   descriptors are removed from the epoll instance. The parent then receives no more events. Therefore a child replaces its descriptor of the
   epoll instance with a descriptor of a different file.
@@ -38,8 +39,8 @@ class _Process:
     Attributes:
         has_hook: whether `os.register_at_fork` has been called. A registration with `os.register_at_fork` cannot be undone.
         signals: signals whose handlers a child resets to the default action.
-        loop, ports: the event loop, and the function that returns the ports of sockets that a child must drop. Both are None if a child
-            must drop nothing.
+        loop, ports: the event loop, and the function that returns the ports of sockets that a child must drop. `loop` and `ports` are None
+            if a child must drop nothing.
         is_child: whether this process was forked from a process that had the hook.
     """
 

@@ -168,8 +168,8 @@ def is_small(items: Items) -> bool:
 
 
 class LinkHello(Struct, frozen=True, gc=False):
-    """The first message that a host sends on a stream. It contains the host's identity, start number, attempt number and plan, and the
-    highest link number received. `floor` is the newest epoch that had begun before the link was established."""
+    """The first message that a host sends on a stream. The message contains the host's identity, start number, attempt number and plan, and
+    the highest link number received. `floor` is the newest epoch that had begun before the link was established."""
 
     cluster: str
     host: str

@@ -61,8 +61,8 @@ class LinkOwner(Protocol):
         address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Pass `StreamOpened` to the core, because this stream has become the peer's current stream. Return False to close the stream.
-        `closed` is then not called."""
+        """Pass `StreamOpened` to the core, because this stream has become the peer's current stream. Return False to close the stream
+        without a call of `closed`."""
 
     def received(self, peer: str, frame: Frame) -> None:
         """Pass `FrameReceived` to the core for a frame that arrived on the current stream."""
@@ -83,8 +83,8 @@ class LinkOwner(Protocol):
 
 
 class PeerStream:
-    """One stream, which either this host or its peer has opened. When the stream is ended, `is_live` becomes False. After that, no more of
-    the stream's frames are written or passed to the core."""
+    """One stream, which either this host or its peer has opened. When the stream is ended, `is_live` becomes False. Once `is_live` is
+    False, no more of the stream's frames are written or passed to the core."""
 
     __slots__ = (
         "_waiter",
@@ -288,8 +288,8 @@ class LinkTransport:
             stream.wake()
 
     def close_stream(self, peer: str) -> None:
-        """End the peer's current stream as soon as the current write has finished. After that, `closed` is called, and the dialling host
-        dials again."""
+        """End the peer's current stream as soon as the current write has finished. The end of the stream leads to a call of `closed`, and
+        the dialling host dials again."""
         stream = self._streams.get(peer)
         if stream is None or stream.is_closing:
             return

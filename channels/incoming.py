@@ -27,7 +27,7 @@ class IncomingOrder:
         consumed_items, consumed_bytes: total number and size of items that no longer occupy the window. Turns have consumed these items, or
             they counted as consumed on arrival.
         opened: numbers of the open channels. A channel number is never reused.
-        taken_bytes: total data size of all items taken so far. Of these bytes, `taken_bytes - consumed_bytes` are still waiting in
+        taken_bytes: total data size of all items taken so far. Of the bytes taken, `taken_bytes - consumed_bytes` are still waiting in
             mailboxes.
     """
 

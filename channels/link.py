@@ -23,11 +23,11 @@ separate frame is sent.
 
 Fencing (G9). Hello contains the cluster id, the host's start number, the attempt number and the plan's number. A peer with an older start
 number or plan is refused permanently. A peer with a newer start number or plan must try again later, when this host knows the newer value.
-A stream with an older attempt number does not replace the current stream. If there is no current stream, any attempt number is accepted.
-Otherwise a single Hello with a far too high attempt number would lock out the peer. A late Hello is harmless, because the dialling host's
-next Hello has a higher attempt number, and items are numbered. OpenChannel binds the incarnations of two agents to a channel number. The
-caller checks the incarnations once per channel. An item of a channel that has not been opened is a protocol error. Epochs are used to stamp
-messages, and never for fencing.
+A stream with an older attempt number does not replace the current stream. If there is no current stream, any attempt number is accepted,
+because a single Hello with a far too high attempt number would otherwise lock out the peer. A late Hello is harmless, because the dialling
+host's next Hello has a higher attempt number, and items are numbered. OpenChannel binds the incarnations of two agents to a channel number.
+The caller checks the incarnations once per channel. An item of a channel that has not been opened is a protocol error. Epochs are used to
+stamp messages, and never for fencing.
 
 Floor. In the first Hellos, the hosts agree on the newest epoch that has begun on either host. This epoch is called the floor. The dialling
 host sends its own newest epoch, and the accepting host answers with the newer of the two epochs. The caller sends no item with a stamp
@@ -121,7 +121,7 @@ class LinkCore:
         phase: phase of the stream, one of the constants above.
         attempt: attempt number of the current or last stream. The dialling host increases it with each stream.
         begun: newest epoch that has begun on this host. The owner sets it.
-        floor: newest epoch that does not involve the link, on which both hosts have agreed. It is None before the first Hellos.
+        floor: newest epoch that does not involve the link, on which both hosts have agreed. The floor is None before the first Hellos.
         grant_items, grant_bytes: the grants that the peer has sent, which are absolute values and never decrease.
         opened_ns, written_ns: times at which this stream was opened and at which its last frame was created. These times determine the
             deadline for the peer's Hello and the time of the next heartbeat.

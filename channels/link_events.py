@@ -29,8 +29,8 @@ class LinkIdentity(NamedTuple):
     plan: int
 
     def hello(self, attempt: int, received: int, floor: int) -> LinkHello:
-        """Return the first message to send on a stream. It contains this host's identity, the highest link number received, and the newest
-        epoch that does not involve the link (`floor`)."""
+        """Return the first message to send on a stream. The message contains this host's identity, the highest link number received, and
+        the newest epoch that does not involve the link (`floor`)."""
         return LinkHello(
             cluster=self.cluster,
             host=self.host,
@@ -123,7 +123,7 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 class ChannelClosed(Struct, frozen=True, gc=False):
     """The agent on this host at one end of a channel has left permanently. If `by_receiver` is set, the agent was the receiver of a channel
-    that the peer opened. Otherwise the agent was the channel's sender."""
+    that the peer opened, otherwise the channel's sender."""
 
     channel: int
     by_receiver: bool = False
@@ -261,8 +261,8 @@ class ReportRefused(Struct, frozen=True, gc=False):
 
 
 class ReportEnded(Struct, frozen=True, gc=False):
-    """Report that an established stream has ended. If `is_clean` is set, both hosts have sent Bye, and the link has ended permanently.
-    Otherwise the link may resume on a new stream."""
+    """Report that an established stream has ended. If `is_clean` is set, both hosts have sent Bye and the link has ended permanently,
+    otherwise the link may resume on a new stream."""
 
     is_clean: bool
 

@@ -1,8 +1,8 @@
 """The outgoing order of one link holds the items that have a link number and have not been acked yet.
 
-Items wait in columns until the writer is free (`take`). After that, items are kept in written batches until the peer acks them. When a new
-stream begins, the items that the peer lacks are moved back to the front of the waiting columns (`rewind`). The items keep their numbers but
-are written in new batches.
+Items wait in columns until the writer is free (`take`). Written items are kept in batches until the peer acks them. When a new stream
+begins, the items that the peer lacks are moved back to the front of the waiting columns (`rewind`). The items keep their numbers but are
+written in new batches.
 
 Invariants: items `acked + 1 … written` are in batches, and items `written + 1 … last` are in the waiting columns, without gaps. The peer's
 window limits the total number of items, because an item gets its number only if the window has room.
@@ -184,9 +184,9 @@ class OutgoingOrder:
         """Return whether `take` would return a batch.
 
         If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, the peer has not read them yet. More small frames would only
-        slow the peer down. Items that arrive in the meantime are collected into one larger frame. This is Nagle's algorithm (RFC 896),
-        applied to frames. After that number of small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames
-        never delay further frames.
+        slow the peer down. Items that arrive in the meantime are collected into one larger frame, as in Nagle's algorithm (RFC 896). After
+        `FRAMES_UNACKED_MAX` small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames never delay further
+        frames.
 
         If a message is larger than the window, its later parts wait until earlier parts have been counted as consumed. Control items at the
         front of the queue never wait for the window.
@@ -196,8 +196,8 @@ class OutgoingOrder:
         return self._small < FRAMES_UNACKED_MAX or self._has_urgent_items()
 
     def _has_urgent_items(self) -> bool:
-        """Return whether to write a frame although small frames are unacked. This is the case if many items or bytes are waiting, or if a
-        control item such as a marker is waiting."""
+        """Return whether to write a frame although small frames are unacked, because many items or bytes or a control item such as a marker
+        are waiting."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 

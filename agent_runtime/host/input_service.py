@@ -153,7 +153,7 @@ def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: Pla
 
 
 def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
-    """If the outcome's status is "retry", return it with the host on which the agent runs. Otherwise return the outcome unchanged."""
+    """Return the outcome. If its status is "retry", add the host on which the agent runs and that host's address."""
     if outcome.status != RETRY:
         return outcome
     host, address = place_of(agent)

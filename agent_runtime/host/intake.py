@@ -42,7 +42,7 @@ class _Flight:
 
 class Intake:
     """Keeps unanswered requests and the batches of the host log that are being written. At most one of the batches belongs to the current
-    plan's log. All other batches belong to the logs of earlier plans."""
+    plan's log, and all other batches belong to the logs of earlier plans."""
 
     def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
         self._environment = environment

@@ -1,6 +1,6 @@
 """Defines the additional state of each agent in fleets with sender logs, and the host's backlog.
 
-This state is used by all protocols except chandy-lamport. The *sender log* contains the messages that the agent has sent since its last
+All protocols except chandy-lamport use the module's state. The *sender log* contains the messages that the agent has sent since its last
 checkpoint. The next checkpoint writes the sender log to the store (docs/protocols.md), so the log is kept in memory only until then.
 
 The *backlog* is data that has not been written to the store yet. While the store is slow or unavailable, basic checkpoints are deferred, so
@@ -161,8 +161,8 @@ class LoggedAgent:
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
-        """Request a checkpoint before the agent's next turn. This has no effect if the agent checkpoints in rounds, because then the
-        coordinator decides when it checkpoints."""
+        """Request a checkpoint before the agent's next turn. If the agent checkpoints in rounds, the request has no effect, because the
+        coordinator decides when the agent checkpoints."""
         if self.rule is not None:
             self.owed = self.owed or basis
 

@@ -4,7 +4,7 @@ blocked for too long.
 Handlers run on the loop, so a blocking handler delays all other work on the host. A blocked host keeps its stream to the coordinator open,
 which shows that the process is alive (`coordinator/leader/hosts/failure_detector.py`). From the loop's stack, this thread logs the agent,
 handler and line that block the loop, first after a second and then less and less often. Each second the thread also reports to the
-coordinator, for `snapline status`. It uses a separate connection because the stream may break while the loop is blocked.
+coordinator, for `snapline status`. The reports use a separate connection, because the stream may break while the loop is blocked.
 
 While C code holds the GIL, this thread cannot run either, so it logs the blocking code afterwards. The thread gets the GIL before the
 blocking code continues, so it still finds the blocking line. If C code holds the GIL beyond the limit, a timer in C (`faulthandler`) ends

@@ -110,8 +110,7 @@ class Mailboxes:
         inputs: InputConsumer,
         durable: DurableTurnRunner,
     ) -> None:
-        """Store references to parts of the host core that are created after this part. Performance-critical functions are stored as
-        attributes."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn

@@ -124,8 +124,7 @@ class Membership:
                 self._mailboxes.consume_message(MessageEntry(inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """Create an agent that counts as recorded for all epochs up to the newest one that had begun when its creation was committed (rule
-        6 of the epoch core).
+        """Create an agent. It counts as recorded for all epochs that had begun when its creation was committed (rule 6 of the epoch core).
 
         After a recovery, the agent may already exist as unborn on any host, because the cut contained another agent's message to it but not
         its creation.
@@ -163,8 +162,8 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a stopped agent if its outbox is empty and no outputs, inputs, replies or clients' dead letters require it to remain. Its
-        sequence numbers are then final."""
+        """Retire a stopped agent if its outbox is empty and no outputs, inputs, replies or clients' dead letters require it to remain. The
+        agent's sequence numbers are then final."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):

@@ -1,5 +1,4 @@
-"""The part of the host core that applies plans: it drops all agents on the host and loads the plan's agents from the recovery line. The
-module also defines the record that holds all parts of a host core."""
+"""The part of the host core that applies plans: it drops all agents on the host and loads the plan's agents from the recovery line."""
 
 from operator import attrgetter
 
@@ -77,7 +76,7 @@ class HostPlans:
         self._again_ns: int | None = None
 
     def on_welcome(self, event: msg.Welcome) -> None:
-        """Record this run's number and the id of the fleet's run, and repeat messages that the coordinator may not have received."""
+        """Record the number of this host's run and the id of the fleet's run, and resend messages that the coordinator may have missed."""
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)

@@ -86,8 +86,8 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """A host of a fleet, as run by `run_host`. The class is the driver's `HostEnvironment` in production. It also connects the services for
-    clients to the driver."""
+    """A host of a fleet, as run by `run_host`. The class is the driver's `HostEnvironment` in production. The class also connects the
+    services for clients to the driver."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options

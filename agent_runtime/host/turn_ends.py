@@ -32,8 +32,8 @@ class TurnEnds:
     """Handles the outcomes of the turns of this host's agents.
 
     An agent may fail during or just before its turn, for example because a forced checkpoint could not be taken. The turn's changes are
-    then lost together with the agent's state. The turn's message counts as not received, and none of the turn's messages are sent.
-    Otherwise other agents would depend on a checkpoint that does not exist.
+    then lost together with the agent's state. The turn's message counts as not received, and none of the turn's messages are sent. If they
+    were sent, other agents would depend on a checkpoint that does not exist.
     """
 
     _mode: HostMode

@@ -4,8 +4,8 @@ Marks are written to a small memory-mapped file, which the kernel keeps no matte
 after a power failure they may be lost or stale. Therefore a single death never disqualifies a turn (`DEATHS_TOLERATED_MIN`). Writing a mark
 takes less than a microsecond per turn.
 
-- *On the event loop* only one piece of user code runs at a time: a turn, a part of an async handler or step, or the encoding of a state.
-  This code is marked in slot 1.
+- *On the event loop* only one piece of user code runs at a time: a turn, a part of an async handler or step, or the encoding of a state. On
+  the event loop, running user code is marked in slot 1.
 - *In threads*, for example for steps, several pieces of user code may run at the same time. Each thread has its own slot. A thread that
   user code starts has no slot.
 - A turn that awaits runs no code itself, but code elsewhere in the process may work for it. So the turn is marked if it is the only open
@@ -104,7 +104,7 @@ def limit_of(known: AgentType | None) -> int:
 
 
 def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
-    """Return the mark for a turn."""
+    """Return the turn mark for a turn."""
     sample = MessageSample(payload)
     return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
 

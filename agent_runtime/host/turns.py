@@ -260,7 +260,7 @@ class NotUndoneError(EffectFailedError):
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """Undo the effects of a turn that failed permanently. This is the handler of the turn that follows the failed turn."""
+    """Undo the effects of a turn that failed permanently. This function is the handler of the turn that follows the failed turn."""
     failed = []
     for effect in message:
         try:
@@ -394,7 +394,7 @@ class _Running:
 
     def cancel(self, task: RunningTurn) -> None:
         """Cancel the task of a turn because the turn was undone. If the task has not started the coroutine, close the coroutine too.
-        Otherwise Python would warn that the coroutine was never awaited."""
+        Without this, Python would warn that the coroutine was never awaited."""
         task.cancel()
         if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
             self.handling.close()
@@ -502,7 +502,7 @@ class Turns:
 
         Raises:
             EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
-            ArenaBusyError: If earlier images have not been written yet. This error is never raised in fleets whose agents checkpoint
+            ArenaBusyError: If earlier images have not been written yet. ArenaBusyError is never raised in fleets whose agents checkpoint
                 independently.
         """
         running = self._running[agent]

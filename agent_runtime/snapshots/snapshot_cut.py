@@ -180,7 +180,7 @@ def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
     """Decode a message to a dict of its fields, without using the message's class. If the body cannot be decoded, return a text with its
-    size instead. This is possible for a dead letter."""
+    size instead. The body of a dead letter may be impossible to decode."""
     if payload[:1] in (CREATE, b""):
         return "", None
     name, body = "", memoryview(payload)
@@ -202,7 +202,7 @@ class Cut:
         dead_letter_count: number of dead letters of all agents since the fleet's start, excluding those that a retry has handled.
         timers: total number of pending timers.
         pending_timers: all timers that have not fired.
-        pending_turns: unfinished durable turns. For these agents, `states` contains the state from before the unfinished turn.
+        pending_turns: unfinished durable turns. For agents with an unfinished turn, `states` contains the state from before that turn.
         open_effects: unfinished effects and compensations, as text of the form `agent: effect`. While any effects are open, `stop_when`
             does not end the fleet.
         turns_with_effects: unfinished durable turns that have performed effects, as text of the form `agent: a turn that has done effect,
@@ -274,7 +274,7 @@ class Cut:
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
     def describe(self, agent: str) -> object:
-        """Return an agent's state as plain JSON values. Large arrays are not read. Only their type and size are shown.
+        """Return an agent's state as plain JSON values. For a large array, only the type and size are shown, and the data is not read.
 
         Raises:
             KeyError: If the cut contains no such agent.
@@ -365,8 +365,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return a state for display, without using the state's classes. Without `read_parts`, large parts are not read. Only their type and
-    size are shown.
+    """Return a state for display, without using the state's classes. Without `read_parts`, only the type and size of large parts are shown.
 
     Raises:
         DamagedDataError: If a part is damaged.

@@ -1,9 +1,9 @@
-"""Lists the changes between two snapshots of a store. It compares agents, their states, channels, timers and dead letters, and the
-snapshots' metadata.
+"""Lists the changes between two snapshots of a store. The comparison covers agents, their states, channels, timers and dead letters, and
+the snapshots' metadata.
 
-The comparison does not need the fleet's classes. Checkpoints are read one pair at a time. In large parts, only the chunks that differ are
-read (`state_difference.py`). An agent is not read if its two checkpoints have the same digest. This happens only when a snapshot is
-compared with itself, because a checkpoint contains its epoch's number.
+The fleet's classes are not needed. Checkpoints are read one pair at a time. In large parts, only the chunks that differ are read
+(`state_difference.py`). An agent is not read if its two checkpoints have the same digest. Two checkpoints have the same digest only if a
+snapshot is compared with itself, because a checkpoint contains its epoch's number.
 
 Epoch and checkpoint numbers, times and turn counts differ between any two snapshots, so they are not compared. Neither are protocol images.
 All data is checked against its digest (G11), and nothing is written. All lists are bounded. Each list states how many items it omits.

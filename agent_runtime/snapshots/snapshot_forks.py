@@ -81,8 +81,8 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Remove waiting turns that undo effects. These turns may also undo effects without keys, of which the checkpoint may contain no other
-    record."""
+    """Remove waiting turns that undo effects. Such turns may also undo effects without keys, which the checkpoint may record nowhere
+    else."""
     stash = [stashed for stashed in checkpoint.stash if not stashed.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 
@@ -333,8 +333,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
         effects_refused: number of effects that agents were waiting for in the snapshot. Because these effects belong to the parent, the
             fork's handlers get a refusal as the result.
         changed: fields whose values were set, as `AGENT.PATH`.
-        not_begun: agents in the fleet definition that do not start because they are not in the snapshot. These agents have stopped in the
-            parent, or are new in the definition.
+        not_begun: agents in the fleet definition that do not start because they are not in the snapshot. An agent is missing because it has
+            stopped in the parent, or because it is new in the definition.
         is_live: whether the fork may perform effects.
     """
 

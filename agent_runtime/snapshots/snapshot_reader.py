@@ -222,7 +222,7 @@ class Snapshot:
 
     @functools.cached_property
     def in_transit(self) -> tuple[TransitMessage, ...]:
-        """All messages in channels and outboxes. These messages have been sent but not consumed."""
+        """All messages in channels and outboxes, which have been sent but not consumed."""
         parked = [message for agent in self.agents.values() for message in agent.outbox]
         return (*(message for messages in self.channels.values() for message in messages), *parked)
 
@@ -297,8 +297,8 @@ class SavedAgent:
 
         Raises:
             DamagedDataError: If the state's data is damaged.
-            EncodingError: If the state cannot be decoded as the type that its class declares. In that case, open the store without the
-                fleet.
+            EncodingError: If the state cannot be decoded as the type that its class declares. If this error occurs, open the store without
+                the fleet.
             UsageError: If the state contains an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
@@ -359,7 +359,7 @@ class SavedAgent:
     def describe(self, *, reads_parts: bool = True) -> object:
         """Return the state in a form for display, with the first values of arrays and the first and last records of histories.
 
-        With `reads_parts=False`, large arrays and histories are not read. Only their type and size are shown.
+        With `reads_parts=False`, only the type and size of large arrays and histories are shown.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 

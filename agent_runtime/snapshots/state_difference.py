@@ -4,9 +4,9 @@ Both states are trees of plain values and of saved arrays, histories and blobs (
 Dicts are compared by key, and lists and histories record by record.
 
 Equal records of two lists are paired first, so that removing the first record does not mark all later records as edited. If equal records
-occur several times, the first occurrences are paired, then the second occurrences, and so on. Of these pairs, the longest subsequence with
-ascending positions is kept (as in patience diff, O(n log n)). Records between two pairs count as edited, inserted or dropped. Records after
-the last pair count as edited, dropped or appended.
+occur several times, the first occurrences are paired, then the second occurrences, and so on. Of the paired records, the longest
+subsequence with ascending positions is kept (as in patience diff, O(n log n)). Records between two pairs count as edited, inserted or
+dropped. Records after the last pair count as edited, dropped or appended.
 
 For a changed array, tensor or blob, the result contains the number, position and size of the changes. Arrays whose chunks have the same
 size are compared by the chunks' digests. Only chunks that differ are read, a few MiB at a time. Elements are compared as bytes, so -0.0

@@ -337,7 +337,7 @@ class LoggedMode:
         """Do nothing, because the protocol rule processes a message only just before the message's turn."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Take a forced checkpoint if the protocol rule requires one. Then merge the message's piggyback."""
+        """If the protocol rule requires a forced checkpoint, take one. Afterwards, merge the message's piggyback."""
         logged = agent.logged
         if not isinstance(entry, MessageEntry) or logged.admitted:
             return
@@ -471,8 +471,8 @@ class LoggedMode:
             part.reset()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Take a checkpoint of each loaded agent that is in its initial state. This state is not in the store yet, and a recovery line can
-        contain only agents that have a checkpoint."""
+        """Take a checkpoint of each loaded agent that is in its initial state. An initial state is not in the store yet, and a recovery
+        line can contain only agents that have a checkpoint."""
         for loaded in agents:
             if loaded.checkpoint is None:
                 self._saving.take(self._shared.agents[loaded.agent], "initial")

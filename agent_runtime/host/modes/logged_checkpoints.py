@@ -103,7 +103,7 @@ class Saving:
     # ---- when -----------------------------------------------------------------------------------------------------
 
     def moved(self, agent: LocalAgent) -> None:
-        """Record that the agent has changed since its last checkpoint. Request a basic checkpoint if one is due. Otherwise schedule the
+        """Record that the agent has changed since its last checkpoint. If a basic checkpoint is due, request it, otherwise schedule the
         next query of the clock."""
         logged = agent.logged
         logged.has_moved = True
@@ -215,8 +215,7 @@ class Saving:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """Assert that a checkpoint of this idle agent's current state is due or planned. Otherwise the recovery line would never include
-        the state."""
+        """Assert that a checkpoint of this idle agent's current state is due or planned, so that a recovery line will include the state."""
         if not logged.has_moved:
             return
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
@@ -258,7 +257,7 @@ class AgentPause:
             self._pause_agents()
 
     def on_store_status_changed(self, event: ev.StoreStatusChanged) -> None:
-        """Defer basic checkpoints while the store is busy. Otherwise let agents take the deferred checkpoints."""
+        """Defer basic checkpoints while the store is busy, and let agents take the deferred checkpoints once it is not."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_pause():

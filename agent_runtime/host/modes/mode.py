@@ -1,10 +1,10 @@
 """Defines the interface of host modes, which make a checkpointing protocol's decisions on a host. The host cores of coordinated fleets and
 of fleets with sender logs differ only in their mode.
 
-A mode is an object that is chosen once, when the host core is created. The host core calls the mode's methods at certain points in the life
-of messages, turns and agents. It also passes the mode the events that only a mode handles (`handlers`).
+The host core calls the mode's methods at certain points in the life of messages, turns and agents. The host core also passes the mode the
+events that only a mode handles (`handlers`).
 
-A host may request an early epoch for a waiting client or for outputs. It does so at most once per epoch (`EpochRequest`).
+A host may request an early epoch for a waiting client or for outputs. A host makes at most one such request per epoch (`EpochRequest`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ class HostMode(Protocol):
         """Return the marks of a frame's messages from the stamps and piggybacks that the sender's `columns` returned."""
 
     def mark_of(self, message: InTransitMessage) -> Mark:
-        """Return the mark of a message that the recovery line contains as in transit."""
+        """Return the protocol data (the mark) of a message that is in transit in the recovery line."""
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """Handle a message that has arrived for an agent on this host, before it enters the mailbox."""
@@ -155,7 +155,7 @@ class HostMode(Protocol):
 
 
 class EpochRequest:
-    """This host's request for an early epoch, which all agents on the host share."""
+    """A host's request for an early epoch, which all agents on the host share."""
 
     _mode: HostMode
 

@@ -10,7 +10,7 @@ Invariants:
 1. Each command contains the complete fault state of a network path, a disk or a clock. So the command can be repeated, even after a
    restart.
 2. A process is frozen while at least one pause or failpoint freezes it.
-3. A process that is down remains down until its fault ends. This also applies to a process that died at a failpoint.
+3. A process that is down remains down until its fault ends. A process that died at a failpoint also remains down until its fault ends.
 """
 
 import heapq

@@ -1,8 +1,8 @@
 """Runs a host or a coordinator into which faults can be injected. The command is `python -m snapline.chaos.fault_wrapper FOLDER NODE host
 run …`.
 
-The wrapper runs the regular command line of snapline. Before that, it installs a hook for failpoints. It also wraps methods, so that the
-simulator's failpoints exist in real processes, too. The product does not depend on the wrapper.
+The wrapper runs the regular command line of snapline. Before that, it installs a hook for failpoints. The wrapper also wraps methods, so
+that the simulator's failpoints exist in real processes, too. The product does not depend on the wrapper.
 """
 
 import errno

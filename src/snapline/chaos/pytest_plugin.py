@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Return the crash kit. Its method `check(program)` kills a program at every write, and checks that the program resumes correctly.
+    """Return the crash kit. The kit's method `check(program)` kills a program at every write, and checks that the program resumes
+    correctly.
 
     Without a C compiler the test is skipped.
     """

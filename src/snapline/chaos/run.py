@@ -1,10 +1,10 @@
 """Carries out one chaos run, which applies a scenario with a seed to real processes, on this machine or with another launcher. The result
 contains a verdict, such as "pass" or "violation".
 
-As in the simulator, all faults of the scenario begin and end first. After that, the liveness conditions must hold: the fleet runs, epochs
-complete, and the work gets done. The seed determines random choices, such as which process a fault affects. The seed does not determine
-when a process reaches a failpoint, or which messages are in transit when a process is killed. So a second run with the same seed repeats
-the faults but may otherwise differ.
+As in the simulator, all faults of the scenario begin and end first. After all faults have ended, the liveness conditions must hold: the
+fleet runs, epochs complete, and the work gets done. The seed determines random choices, such as which process a fault affects. The seed
+does not determine when a process reaches a failpoint, or which messages are in transit when a process is killed. So a second run with the
+same seed repeats the faults but may otherwise differ.
 
 `StoreJudge` checks the fleet continuously. `StoreJudge` reads only the store, and remembers the content of each complete epoch. Each oracle
 of `StoreJudge` has the same name as the simulator's oracle that performs the same check.
@@ -209,8 +209,8 @@ async def run_chaos(
     plan: DetachedPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Run a scenario in a new folder. If `plan` is None, the scenario runs on this machine. Otherwise it runs at the plan's location, and
-    all machines must share the folder.
+    """Run a scenario in a new folder. If `plan` is None, the scenario runs on this machine, otherwise at the plan's location, where all
+    machines must share the folder.
 
     Raises:
         UsageError: If the scenario is not supported at the location, or its fleet cannot be loaded.

@@ -95,10 +95,8 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
 
 def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
-    """Return an agent's checkpoint interval, and the total time per interval during which a host's agents are stopped for captures.
-
-    Both times are in seconds.
-    """
+    """Return an agent's checkpoint interval, and the total time per interval during which captures stop a host's agents, both in
+    seconds."""
     from snapline.protocols.names import is_autonomous
 
     interval = after.interval

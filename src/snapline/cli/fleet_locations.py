@@ -173,7 +173,7 @@ async def until_up(
 
     Raises:
         ExternalFailureError: If the background launcher has failed. The message contains the launcher's last log line.
-        UnknownOutcomeError: If the time limit has passed. In this case, the fleet continues to start.
+        UnknownOutcomeError: If the time limit has passed. After this error, the fleet continues to start.
     """
     from snapline.deploy.data_directory import read_address
 

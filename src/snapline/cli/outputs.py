@@ -326,7 +326,7 @@ def _run_for_each_key(
 ) -> None:
     """Call `say` for each key, one after the other, and show the results.
 
-    If there is only one key, raise the error of its call. Otherwise show each error together with its key.
+    If there is only one key, raise the error of its call, otherwise show each error together with its key.
     """
 
     async def each(client: "Client") -> list[dict[str, str]]:
