@@ -516,7 +516,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe object. If the key has no permission to delete, the object remains as garbage for the sweep."""
+    """Remove the probe object. If the key has no permission to delete, the object remains until garbage collection removes it."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

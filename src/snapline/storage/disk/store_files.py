@@ -201,7 +201,7 @@ def encode_probe(token: bytes, store_id: str) -> bytes:
 
 
 def read_identity(disk: Disk) -> str:
-    """Return the store's id. Check the bytes of an identity file. Raise the errors of `read_file`."""
+    """Return the store's id. Raise the errors of `read_file`."""
     data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
     body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
     with decoding(IDENTITY):

@@ -710,7 +710,7 @@ class LogWriter:
             raise StoreError(f"{log} has {SEALS_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Create a seal. Create a seal at `number` unless the number is used. Return whether the number now holds a durable seal."""
+        """Create a seal at `number` unless the number is used. Return whether the number now holds a durable seal."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:

@@ -142,8 +142,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
 
 
 class Retirement:
-    """Removal of replaced generations. Remove each generation `grace_s` seconds after this process first saw that the generation was
-    replaced."""
+    """Removal of replaced generations. Each generation is removed `grace_s` seconds after this process first saw that it was replaced."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
         self._disk = disk

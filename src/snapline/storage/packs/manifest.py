@@ -226,7 +226,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunks: list[ChunkPlace] = []
 
     def line_of(self, agent: str) -> AgentLine:
-        """Return the agent's line. Return the entry of an agent. Raise NotFoundError if the epoch does not contain the agent."""
+        """Return the entry of an agent. Raise NotFoundError if the epoch does not contain the agent."""
         place = bisect_left(self.agents, agent, key=_agent_of)
         if place < len(self.agents) and self.agents[place].agent == agent:
             return self.agents[place]

@@ -358,7 +358,7 @@ class Store(StoreReader):
         return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. Create the file of a log entry. Return True if this call or an earlier attempt made the entry durable. Return
+        """Create the file of a log entry. Return True if this call or an earlier attempt made the entry durable. Return
         False if the number permanently belongs to another entry.
 
         The caller must append one batch at a time, and use the next number only after the outcome of the previous batch is known.

@@ -11,7 +11,7 @@ Forking has five steps, each of which is durable before the next begins:
 2. Write packs with the chunks under the writer name `fork`, then a pack with the checkpoints, and then the manifest.
 3. Write the pending inputs to a host log of the snapshot's plan, and seal the log. Pending inputs are inputs that had not been consumed at
    the time of the snapshot. The parent fleet may be running meanwhile.
-4. The ref. Write the ref. If signing keys are given for the fork, the ref is signed with them. The fork's keys may differ from the parent's
+4. Write the ref. If signing keys are given for the fork, the ref is signed with them. The fork's keys may differ from the parent's
    keys.
 5. Write the identity, which completes the store.
 
