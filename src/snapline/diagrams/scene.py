@@ -157,10 +157,10 @@ class Scene(msgspec.Struct, frozen=True):
     """The content of one picture.
 
     Attributes:
-        heading: name of the picture.
         heading: heading of the picture.
         words: summary of the picture in one line.
         agents: names of the lanes, from top to bottom. All other parts refer to lanes by these names.
+        hosts: the lanes that represent hosts.
         first, last: the places at the left and right edges of the picture. Parts outside the edges are omitted or clipped.
         axis: label that states what the axis counts.
         notes: texts that describe what the picture omits.
