@@ -1,7 +1,8 @@
 """Base classes and decorators with which users define agents, messages and handlers.
 
-An agent is a long-lived, stateful, single-threaded actor. An agent has one typed state object and handles one message at a time. For each
-message, either all effects take place or none: the message is consumed, the state changes, and outgoing messages are sent.
+An agent is a long-lived, stateful, single-threaded actor. An agent has one typed state object and handles one message at a time. The
+effects of a message take place either all together or not at all: the message is consumed, the state changes, and outgoing messages are
+sent.
 """
 
 import dis
@@ -122,22 +123,22 @@ class Agent:
     Attributes:
         state: all data of the agent that checkpoints contain. The type must be a msgspec.Struct or dataclass, and may contain NumPy arrays.
             All other attributes of the instance are lost in a restart.
-        on_error: what happens to the agent's state if a handler raises an error after changing the state. "undo", the default for states up
-            to 64 KiB, restores a copy taken before the turn. "keep" leaves the state as it is, and suits handlers that raise errors only
+        on_error: treatment of the agent's state if a handler raises an error after changing the state. "undo", the default for states up to
+            64 KiB, restores a copy taken before the turn. "keep" leaves the state as it is, and suits handlers that raise errors only
             before they change the state. "recover" treats the error as a crash of the agent, and suits states that are too large to be
             copied before every turn.
         allow_pickle: whether fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs code that the pickle
-            contains. Set this only if nobody else can write to the store.
+            contains. Set this option only if nobody else can write to the store.
         capture: how the state is captured for a checkpoint. With "copy", arrays are copied and all other values are encoded, both between
             two turns. With "fork", a child process encodes the state while the agent continues. "fork" suits states with hundreds of
             thousands of small objects. "fork" differs from "copy" only in epochs of the protocol chandy-lamport.
-        retries: how often a message is retried before it becomes a dead letter. A number means that messages are retried without delay. A
+        retries: maximum number of retries before a message becomes a dead letter. A number means that messages are retried without delay. A
             tuple such as `(0.5, 5, 60)` contains the delay in seconds before each retry. While a message waits for a retry, the agent
             handles no other message, but it can still take checkpoints. After a recovery, the message is retried immediately, and the retry
             count starts again from zero. With on_error = "recover", the time that the recovery takes is the only delay.
-        state_version: version number of the state's format, 0 or more. Increase it by one when the state's fields or their meanings change,
-            and write a migration from the previous version (`snapline.migrates`). A subclass that sets `state_version` has its own sequence
-            of version numbers.
+        state_version: version number of the state's format, 0 or more. Increase the version by one when the state's fields or their
+            meanings change, and write a migration from the previous version (`snapline.migrates`). A subclass that sets `state_version` has
+            its own sequence of version numbers.
     """
 
     on_error: ClassVar[OnError | None] = None

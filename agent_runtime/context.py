@@ -4,8 +4,7 @@ Requests such as sends, timers, spawns and stops are collected in the context un
 segment ends. When the turn or segment ends, either all of these requests take effect or none does. A context is valid only during its own
 turn.
 
-Most turns only send messages and reply. To save time, a context therefore creates the record for all other requests only when one of them
-is made.
+Most turns only send messages and reply. To save time, a context creates the record for all other requests only when one of them is made.
 """
 
 import functools
@@ -84,8 +83,8 @@ class Context:
     Attributes:
         agent: id of the agent whose turn this is.
         incarnation: incarnation number of the agent, which increases with each restart.
-        sender: id of the agent that sent the message. For timers and `on_start`, the sender is the agent itself. For an input, it is `@`
-            followed by the client's name.
+        sender: id of the agent that sent the message. For timers and `on_start`, the sender is the agent itself. For an input, the sender
+            is `@` followed by the client's name.
     """
 
     __slots__ = (
@@ -176,8 +175,8 @@ class Context:
         immediately.
 
         An output is released exactly once, when a complete epoch contains its turn. After its release, an output is never reverted. A
-        recovery undoes only outputs that have not been released, and that no client has therefore received. Until its release, an output is
-        part of the agent's state. A stopped agent is therefore kept until all its outputs are released.
+        recovery undoes only outputs that have not been released, and that no client has received. Until its release, an output is part of
+        the agent's state. A stopped agent is therefore kept until all its outputs are released.
 
         Args:
             topic: 1 to 128 letters, digits, '_', '.' or '-', as in an agent id.
@@ -220,9 +219,9 @@ class Context:
         """Create the agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
         A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
-        of this agent. After a recovery, if both agents have been requested, it may become a dead letter of the existing agent instead.
-        Messages to that id either reach the existing agent or become dead letters. The same applies to messages that this agent sent to
-        that id before it requested the spawn.
+        of the requesting agent. If both agents have been requested, the spawn request may become a dead letter of the existing agent after
+        a recovery. Messages to the id `agent` either reach the existing agent or become dead letters. The same applies to messages that
+        this agent sent to that id before it requested the spawn.
 
         Raises:
             UsageError: If this turn has already spawned an agent with that id, or if the agent's state cannot be saved as declared.
@@ -271,14 +270,14 @@ class Context:
         return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """Return a random number x with 0 ≤ x < 1. If a durable turn is rerun, it gets the same random numbers."""
+        """Return a random number x with 0 ≤ x < 1. If a durable turn is rerun, it gets the same random numbers as in the first run."""
         self._check_open()
         if self._journal is None:
             return self._world.random()
         return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
-        """Return a random UUID (version 4). If a durable turn is rerun, it gets the same UUIDs."""
+        """Return a random UUID (version 4). If a durable turn is rerun, it gets the same UUIDs as in the first run."""
         self._check_open()
         if self._journal is None:
             return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
@@ -322,7 +321,7 @@ class Context:
         """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
         The turn waits for the step, and meanwhile other agents run. In a plain turn, no checkpoint is taken until the turn ends, and all
-        steps run again if the turn is retried or repeated. In a durable turn, the result of a completed step is recorded in the journal and
+        steps run again if the turn is retried or is repeated by a recovery. In a durable turn, the result of a completed step is recorded in the journal and
         the host log. A recovery does not run a completed step again, unless the rerun turn has a different history. A step that was still
         running at the time of the failure is run again.
 
@@ -331,13 +330,13 @@ class Context:
             heartbeat_s: maximum interval in seconds between heartbeats, which the function sends with `snapline.heartbeat`. An attempt that
                 sends no heartbeats fails after at most twice this interval.
             retries: number of retries if the function raises an error, or the seconds to wait before each retry, such as `(0.5, 5)`.
-            durability: how durable the result of the step is before a durable turn continues. With "log", the turn continues once the
-                result is in the store, after some milliseconds. With "checkpoint", the turn continues immediately. With "checkpoint", the
-                result is part of the agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
+            durability: determines when the result of a step is durable in a durable turn. With "log", the turn continues once the result is
+                in the store, after some milliseconds. With "checkpoint", the turn continues immediately. With "checkpoint", the result is
+                part of the agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
 
         Returns:
             The function's result. In a durable turn, the result is decoded from the journal as the type that the function's return
-            annotation declares. Without an annotation, it is decoded as plain values (dictionaries, lists, numbers, text).
+            annotation declares. Without an annotation, the result is decoded as plain values (dictionaries, lists, numbers, text).
 
         Raises:
             StepFailedError: In a durable turn, if the function raised an error or if its result cannot be encoded. In a plain turn, the
@@ -381,9 +380,9 @@ class Context:
                 same effect, which is not performed again. Without a key, the effect is identified by its position in this turn.
             compensate: `(function, *args)`, a call that undoes the effect if the turn or its saga fails permanently. The compensating call
                 has its own `key`. The compensating function must be defined at the top level of a module.
-            probe: function that is called as `probe(*args, key=outside_key)`. If an earlier call performed the effect, it returns the
-                effect's result, otherwise None. After a crash or a failure, the probe runs before the effect's function is called again.
-                The probe runs `timeout_s` seconds after the earlier call, because that call may still be running.
+            probe: function that is called as `probe(*args, key=outside_key)`. If an earlier call performed the effect, the probe returns
+                the effect's result, otherwise None. After a crash or a failure, the probe runs before the effect's function is called
+                again. The probe runs `timeout_s` seconds after the earlier call, because that call may still be running.
             timeout_s: time limit in seconds for each call.
             repeatable: whether the function may be called again after a crash. If the function may not be called again and there is no
                 probe, the agent is suspended until an operator reports whether the effect was performed.
@@ -420,9 +419,9 @@ class Context:
         """Group effects in a block so that either all of them are performed or all are undone: `async with ctx.saga("trip"):`. Only durable
         turns may contain saga blocks.
 
-        If the block raises an error, the compensations of its effects run, newest first. The error is then re-raised. Failed effects are
+        If a saga block raises an error, the compensations of its effects run, newest first. The error is then re-raised. Failed effects are
         also compensated, because they may have been performed nevertheless. The compensations run even if the host crashes at any point. If
-        a compensation fails, its name is added to the error as a note.
+        a compensation fails, a note with its name is added to the error.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -488,12 +487,12 @@ class Context:
         """Suspend this durable turn until the clock of the agent's host reaches the time `instant`. If `instant` is in the past, return
         immediately.
 
-        The method waits for half of the remaining time, reads the clock again, and repeats this. When at most 15 minutes remain, it waits
-        for the rest as `ctx.sleep` does. The turn therefore wakes at the right time even if the fleet was down or was moved, or if the
-        clock was corrected.
+        The method repeatedly waits for half of the remaining time and reads the clock again. When at most 15 minutes remain, the method
+        waits for the rest as `ctx.sleep` does. The turn therefore wakes at the right time even if the fleet was down or was moved, or if
+        the clock was corrected.
 
         Raises:
-            UsageError: If `instant` has no time zone, because it is then ambiguous.
+            UsageError: If `instant` has no time zone and is therefore ambiguous.
         """
         self._durable("ctx.sleep_until")
         if not isinstance(instant, datetime) or instant.tzinfo is None:
@@ -576,7 +575,7 @@ class Context:
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """End the current segment of a durable turn, and return the requests made in that segment. Requests to stop the agent and replies
-        are not included. `outcome` returns them when the turn ends."""
+        are not included. `outcome` returns those requests when the turn ends."""
         rare = self._asked or RareRequests()
         outcome = TurnEnded(
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),

@@ -13,7 +13,7 @@ The runtime drives the coroutine of the handler. When the coroutine yields a `Se
 finished journal entry to the coroutine (`host/turns.py`).
 
 *Logged entries.* A completed step is written to the host log before its turn continues. After a recovery, the host log may therefore
-contain results that the restored journal lacks. A rerun turn *adopts* these results as if the steps had ended immediately. Messages sent
+contain results that the restored journal lacks. A rerun turn *adopts* logged results as if their steps had ended immediately. Messages sent
 between adopted steps are passed on at the end of the next segment. However, the rerun may have a different history, in which other messages
 arrived earlier or the state was different. The logged result would then not belong to the current history (G3). Each log entry therefore
 identifies its history, and a turn adopts an entry only if all of the following match:
@@ -88,7 +88,7 @@ def rolled(prefix: bytes, entries: Iterable[JournalEntry]) -> bytes:
 
 class LoggedSteps:
     """The host-log entries of a rerun turn, and the digest of the turn's journal up to its current place. The digest is computed only if
-    there are host-log entries."""
+    the turn has host-log entries."""
 
     __slots__ = ("_by_place", "_last", "_prefix")
 
@@ -103,7 +103,7 @@ class LoggedSteps:
     def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
         """Return the logged entry if an earlier run of the same turn made this request at this place. Otherwise return None.
 
-        For effects, the result is always None. The core looks up their results itself, because several turns may share one effect
+        For effects, the result is always None. The core looks up the results of effects itself, because several turns may share one effect
         (`host/host_effects.py`).
         """
         if kind == EFFECT:
@@ -115,7 +115,7 @@ class LoggedSteps:
         return None
 
     def passed(self, place: int, entry: JournalEntry) -> None:
-        """Add the entry at this place to the digest. The entry contains its result in the current run."""
+        """Add the entry at this place to the digest."""
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
@@ -154,15 +154,15 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
     """The information that a host core needs about an effect requested by a turn.
 
     Attributes:
-        key: key of the effect within the agent. For a compensation, this is the key of the effect to undo.
+        key: key of the effect within the agent. For a compensation, `key` is the key of the effect to undo.
         arguments: the effect's arguments as text to display.
         asked_ns: wall-clock time of the request, in nanoseconds since 1970.
         undo, undo_arguments: the compensation as `"module:function"` ("" if there is none), and its encoded arguments.
         is_undo: whether this is the compensation of the effect with this key and generation. Generation 0 means the newest generation.
         saga: name of the saga block that requested the effect, or "" outside of sagas.
         timeout_s: time limit in seconds for each call.
-        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. These fields decide what happens after
-            a crash during the call.
+        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. `has_probe` and `is_repeatable` decide
+            what happens after a crash during the call.
     """
 
     key: str
@@ -363,7 +363,7 @@ class TurnJournal:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Convert an error in decoding a recorded result to a divergence error. When the result was recorded, it had its declared type. If
-        it cannot be decoded now, the code has changed since the turn started.
+        the result cannot be decoded now, the code has changed since the turn started.
 
         Raises:
             DivergenceError: If the guarded block raises EncodingError.

@@ -76,14 +76,15 @@ class Fleet:
         triggers: conditions under which checkpoints are taken. A fleet with a coordinated protocol accepts one `Every` trigger, which
             applies to all agents together. Without this trigger, checkpoints are taken only on request (`snapline snapshot create`). With
             an independent protocol, an agent takes a checkpoint as soon as one of the triggers `Every`, `EveryMessages` or `Adaptive`
-            requires it. By default, each such agent takes a checkpoint every second. With `Manual()`, only `ctx.checkpoint()` and the
-            protocol itself cause checkpoints.
+            requires it. By default, each agent with an independent protocol takes a checkpoint every second. With `Manual()`, only
+            `ctx.checkpoint()` and the protocol itself cause checkpoints.
         stop_when: predicate that is called with each complete cut. If the predicate is slow, it is called only with the newest cut. The
             fleet ends when the predicate returns True. The predicate must test a stable property, which stays true once it is true (Chandy
             and Lamport 1985, section 1). An example is "all agents are done and no messages are in transit".
         epoch_timeout_s: time in seconds after which an unfinished epoch is aborted.
         log_bytes_max: limit in bytes on the size of the sender logs in the store. If the recovery line does not advance (domino effect) and
-            the logs exceed this limit, the fleet is paused briefly to take a consistent cut. After this cut, the logs are deleted.
+            the logs exceed this limit, the fleet is paused briefly to take a consistent cut. After the consistent cut, the logs are
+            deleted.
         place: placement rules, as a mapping from an agent id to one or more hosts. The key can also be a prefix of agent ids, followed by
             an asterisk. The first matching rule that names at least one present host applies. A spawned agent starts on the host of the
             agent that spawned it.
@@ -92,8 +93,8 @@ class Fleet:
             the recovery plan. The coordinator only reports missed objectives, in `snapline status`, in the web view and in its log. If an
             objective is None, the coordinator does not report it.
         busy_limit_s: time in seconds for which agent code may block a host's event loop. After this time, the host process exits and the
-            fleet recovers (docs/durable-turns.md, "What may block"). If None, the process never exits for this reason. Hosts of the same
-            fleet may use different values.
+            fleet recovers (docs/durable-turns.md, "What may block"). If `busy_limit_s` is None, the process never exits because of blocking
+            agent code. Hosts of the same fleet may use different values.
         simulate: mapping from step names to stub functions. `snapline sim` and the pytest fixture call a stub with the step's arguments in
             place of the step's function. Other runs ignore the stubs. For an effect named NAME, the stub of the effect is `NAME`, the stub
             of its probe is `NAME/probe`, and the stub of its compensation is `NAME/undo`. Alternatively, pass a function without arguments
@@ -610,8 +611,8 @@ def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str,
     state's version can be loaded.
 
     Raises:
-        MigrationError: If a class is missing, or if a state cannot be migrated to the version of its class. For each such class and
-            version, the message names one affected agent and the migration that must be written.
+        MigrationError: If a class is missing, or if a state cannot be migrated to the version of its class. For each affected class and
+            version, the message names one agent and the migration that must be written.
     """
     plans: dict[str, MigrationPlan] = {}
     refused: dict[tuple[str, int], EncodingError] = {}

@@ -228,8 +228,8 @@ class AgentEffects:
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and then undone in a discarded history. If it was, the current history has not requested
-        the effect again yet."""
+        """Return whether the open effect was done and then undone in a discarded history. If the result is True, the current history has
+        not requested the effect again yet."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
@@ -245,14 +245,14 @@ class AgentEffects:
     def not_done(self, number: int) -> None:
         """Record that an operator has resolved the open effect as not done. The effect may be called again when the agent's output
         `number`, which contains the resolution, has been released. A later incarnation can therefore not use the resolution again without
-        knowing of this call."""
+        knowing of the later call."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:
-        """Forget the oldest effects above the limits. Use their order instead of their times, so that a replay forgets the same effects.
-        Effects of the current turn are kept until the turn ends."""
+        """Forget the oldest effects above the limits. Effects are forgotten in their order and not by time, so that a replay forgets the
+        same effects. Effects of the current turn are kept until the turn ends."""
         held = {effect.key for effect in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
         times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}

@@ -148,7 +148,8 @@ class AgentInputs:
         return self.keys.get(known.retried_by, known) if known is not None else None
 
     def _forget_keys(self) -> None:
-        """Forget the oldest keys above the limits. Use the order of consumption instead of times, so that a replay forgets the same keys."""
+        """Forget the oldest keys above the limits. Keys are forgotten in the order of consumption and not by time, so that a replay forgets
+        the same keys."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
             oldest, following = itertools.islice(keys.values(), 2)

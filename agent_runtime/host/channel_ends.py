@@ -29,11 +29,11 @@ class OutboxReleaser(Protocol):
         """Send the messages parked at this sending end, as far as the channel's credit and the link's room allow."""
 
     def shrank(self, owner: LocalAgent) -> None:
-        """React to an agent's outbox having become smaller."""
+        """Handle the shrinking of an agent's outbox."""
 
 
 class CreationBuffer(Protocol):
-    """Interface that `ChannelEnds` requires from the component that handles agents joining and leaving."""
+    """Interface that `ChannelEnds` requires from the component that creates and removes agents."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Keep a message whose receiver is still being created on this host. Return True if the message was kept. If `payload` is None,
@@ -53,7 +53,7 @@ class ChannelEnds:
     Attributes:
         ending: receiving ends of channels whose senders have left, but whose messages are not all consumed yet, by (sender, receiver).
         locating: agents whose location was requested from the coordinator, by the number of the unanswered request.
-        held: for each sender that must first record its state, the sending ends of its channels that it must not use until then.
+        held: for each sender that must first record its state, the sending ends that are blocked until then.
     """
 
     _mode: HostMode
@@ -255,7 +255,7 @@ class ChannelEnds:
         """Close the channels of an agent that has left and is not part of any undecided epoch. No other agent needs these channels any
         longer.
 
-        When other hosts receive `ChannelClosed`, which follows all messages in transit, they drop their ends of these channels. If a
+        When other hosts receive `ChannelClosed`, which follows all messages in transit, they drop their ends of the closed channels. If a
         restored channel has not been used under this plan, other hosts keep its numbers until the next plan, because no link item can refer
         to the channel.
         """

@@ -1,4 +1,4 @@
-"""Writes checkpoints to the store that agents take independently or in rounds, and reports these checkpoints to the coordinator.
+"""Stores the checkpoints that agents take independently or in rounds, and reports the stored checkpoints to the coordinator.
 
 The states of agents are captured on the event loop, between turns. Packs are written in a worker thread, one after another. Each pack
 contains all checkpoints taken since the previous pack, so that these checkpoints share one disk sync. A pack may contain checkpoints of
@@ -11,8 +11,8 @@ A failed pack is retried until it has been written, because later checkpoints wo
 on each new coordinator stream until the coordinator has acknowledged them.
 
 *Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
-WAITING_BYTES_MAX, the writer reports a busy store to the host core. The core then defers basic checkpoints until the queue has shrunk to
-half of these limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Such mandatory checkpoints, and one basic
+WAITING_BYTES_MAX, the writer reports a busy store to the host core. The host core then defers basic checkpoints until the queue has shrunk
+to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Such mandatory checkpoints, and one basic
 checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the agents or in
 this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has shrunk to half
 of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when the store
@@ -54,7 +54,7 @@ class TakenCheckpoint(msgspec.Struct):
     Attributes:
         size_bytes: approximate size of the checkpoint in a pack, including state, sender log, pending outputs, sealed journal, and both
             channel tables. The size is measured once, so that the same number is added to and later subtracted from the queue's size. For a
-            forked capture, it does not include the part of the state that is encoded later.
+            forked capture, the size does not include the part of the state that is encoded later.
     """
 
     known: AgentType
@@ -83,7 +83,7 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
     one. The caller must set the report's `host_start` and `sequence`.
 
     Raises:
-        EncodingError: If a state could not be restored from its image. The message names the agent.
+        EncodingError: If a state could not be restored from its image. The error message names the agent.
         StoreError: If the store cannot be written. No other data in the store refers to a partially written pack.
         UsageError: If a checkpoint occurs twice, or if the checkpoints belong to different rounds.
     """
@@ -106,8 +106,8 @@ def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Return, for each affected agent, the first checkpoint that can never be written, and the reason. Such a checkpoint has a state that
-    could not be restored from its image."""
+    """Return, for each affected agent, the first checkpoint that can never be written, and the reason. The state of such a checkpoint could
+    not be restored from its image."""
     failed: dict[str, tuple[int, str]] = {}
     for capture in captures:
         command = capture.command
@@ -487,8 +487,8 @@ class ChunkTables:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """At the beginning of an epoch, discard the base if it is newer than `newest`, the newest complete epoch. A base that is newer was
-        found to be damaged."""
+        """At the beginning of an epoch, discard the base if it is newer than `newest`, the newest complete epoch. A base that is newer than
+        `newest` was found to be damaged."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 

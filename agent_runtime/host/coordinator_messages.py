@@ -151,7 +151,7 @@ def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: 
     Args:
         heard_ns: time at which the first message about the epoch arrived.
         closed_ns: time from which no further message of the epoch could arrive at this host.
-        durable_ns: time at which the host's part became durable.
+        durable_ns: time at which this host's part of the epoch became durable.
     """
     last = max(captures.items(), key=_recorded_ns, default=None)
     recorded_ns = heard_ns if last is None else _recorded_ns(last)
@@ -208,7 +208,7 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
 
 
 def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
-    """Return whether the predicate is true, and the error that it raised. If it raised no error, the second value is ""."""
+    """Return whether the predicate is true, and the error that it raised. If the predicate raised no error, the second value is ""."""
     try:
         return bool(stop_when(cut)), ""
     except SnaplineError:

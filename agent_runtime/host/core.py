@@ -7,15 +7,15 @@ Model: agents are single-threaded, and their turns are atomic. Links between hos
 Hosts crash together with their agents, and may restart.
 
 *Life of a message.* When a turn ends, each message that the turn has sent is put into the *outlet* of its channel. The message leaves the
-outlet when the channel has credit and the link has room. When it leaves, the message gets a sequence number, and a stamp with the epoch
-that the sender has recorded. Until it leaves, the message is *parked*. A parked message is part of the sender's state, and after a restore,
-it is sent as a new message. On the receiving host, the protocol processes the message. The message then waits in the mailbox for its turn.
-A message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are not sent in
-frames.
+outlet when the channel has credit and the link has room. When a message leaves, it gets a sequence number, and a stamp with the epoch that
+the sender has recorded. Until a message leaves its outlet, it is *parked*. A parked message is part of the sender's state, and after a
+restore, it is sent as a new message. On the receiving host, the protocol processes the message. The message then waits in the mailbox for
+its turn. A message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are
+not sent in frames.
 
 *Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the first of
-these to arrive: the coordinator's directive, a marker, or a message with the epoch's stamp. When it has learned of an epoch, each agent on
-the host must record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each
+these to arrive: the coordinator's directive, a marker, or a message with the epoch's stamp. When a host has learned of an epoch, each agent
+on the host must record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each
 link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts have arrived, no
 further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the store in the
 background.
@@ -25,7 +25,7 @@ from an agent. An agent's checkpoint contains the number of the last input that 
 inputs.
 
 *Life of an output* (`host_outputs.py`). An output is numbered, and is kept in its agent's state until a complete epoch contains it. The
-output is then released. An effect (`host_effects.py`) is called when its intent has been released in the same way.
+output is then released. An effect (`host_effects.py`) is called when its intent has been released as an output.
 
 *Life of a plan.* A new plan discards all agents, mailboxes, links and turns on the host. Agents, sequence numbers and messages in transit
 are then restored from the recovery line. The LinkHello of each link contains the plan's number, so that no frame from an older plan is
@@ -46,7 +46,7 @@ Guarantees: the core provides G1 and G2 (together with `protocols/epoch_stamped.
 The caller's duties:
 1. Execute the commands in order, before passing the next event.
 2. Run one turn for each StartTurn, and report the end of the turn with TurnEnded or TurnFailed.
-3. On a CaptureState, capture the state immediately, so that it cannot change in between.
+3. On a CaptureState, capture the state immediately, so that it cannot change before the capture.
 4. Send BatchEnded whenever there are currently no more turns to run.
 """
 
@@ -83,11 +83,11 @@ class HostCore:
     """The core of one host, which receives all events through `handle`.
 
     Attributes:
-        shared: state that the components share. Other code may only read this state.
+        shared: state that the components share. Other code may only read the shared state.
         mode: component that makes the decisions of the fleet's checkpointing protocol.
         links: links to other hosts.
         log: the host log, which contains inputs and results of steps.
-        agents, peers: the agents on this host, and the hosts to which it has links, as in `HostState`.
+        agents, peers: the agents on this host, and the hosts to which this host has links, as in `HostState`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HostCore:
         Args:
             protocol, policy: the fleet's checkpointing protocol, and the policy by which agents take independent checkpoints.
             trace_every: every N-th message of each channel is traced, or none if this is 0.
-            is_watched: whether an observer needs the commands `LoggedMessageSent`.
+            is_watched: whether an observer needs `LoggedMessageSent` commands.
         """
         self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
         self.agents, self.peers = shared.agents, shared.peers
@@ -199,7 +199,7 @@ class HostCore:
         }
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.HostOutput]:
-        """Handle one event, and return the commands to execute, in this order."""
+        """Handle one event, and return the commands to execute, in order."""
         shared = self.shared
         shared.now = now_ns
         out: list[ev.HostOutput] = []
@@ -208,8 +208,8 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        """Handle the end of an epoch. When the epoch's outputs are released, the coordinator repeats this directive. For the epoch of a
-        plan's recovery line, the coordinator also repeats this directive when the plan's agents have been loaded."""
+        """Handle the end of an epoch. When the epoch's outputs are released, the coordinator repeats the directive that ended the epoch.
+        For the epoch of a plan's recovery line, the coordinator also repeats the directive when the plan's agents have been loaded."""
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._epoch_request.reset()

@@ -13,7 +13,7 @@ retries the dead letter of the failed turn, or calls a failed compensation again
 not repeated.
 
 *The effect that an agent waits for.* The waiting turn consumes one resolution by an operator (`durable_turns.py`). Resolutions that arrive
-later do not run a turn. The operators who sent them are informed that they came too late.
+later do not run a turn. The senders of late resolutions are informed that the resolutions came too late.
 """
 
 from itertools import islice
@@ -51,7 +51,7 @@ _FINISHED = b""
 
 
 def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
-    """Return the reason for which the command is refused, or "" if the command is accepted."""
+    """Return the reason why the command is refused, or "" if the command is accepted."""
     description = f"effect {_shown(request)} of agent {agent.id!r}"
     known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
@@ -204,7 +204,7 @@ def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
-    """Return the reason for which the agent refuses the command, or "" if the agent accepts it."""
+    """Return the reason why the agent refuses the command, or "" if the agent accepts it."""
     if is_effect_request(payload):
         return refusal_of_effect_request(agent, read_effect_request(payload))
     command, dead_letter = read_dead_letter_command(payload), dead_letter_of(agent, payload)
@@ -268,8 +268,8 @@ def _take_out(agent: LocalAgent, place: int) -> None:
 
 
 def find_resolution(agent: LocalAgent, seen: int) -> int | None:
-    """Find an operator's resolution of the effect that the agent waits for. Return its index in the mailbox, or None if there is no
-    resolution. The first `seen` entries of the mailbox have already been checked."""
+    """Find an operator's resolution of the effect that the agent waits for. Return the index of the resolution in the mailbox, or None if
+    there is no resolution. The first `seen` entries of the mailbox have already been checked."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
         return None

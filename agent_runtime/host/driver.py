@@ -1,8 +1,8 @@
 """Drives a host core: runs turns, captures states, loads recovery lines, and exchanges messages with the coordinator.
 
 The driver makes no protocol decisions. The driver has no sockets, threads or clocks of its own, because its `HostEnvironment` provides
-them. In production, the environment is the host process (`process.py`). In the simulator, it is an event queue with virtual time
-(`sim/world/host.py`).
+them. In production, the environment is the host process (`process.py`). In the simulator, the environment is an event queue with virtual
+time (`sim/world/host.py`).
 """
 
 import logging
@@ -95,7 +95,7 @@ class HostDriver:
         offer, ask, view: functions of `Intake` that accept inputs, wait for replies, and return views of agents.
         tracing: the host's trace, and the viewers that follow it.
         started: for each agent whose turn runs in a task, the time at which the turn started (monotonic ns).
-        at: the turn or step that is running or starting, which log lines then name.
+        at: the turn or step that is running or starting, so that log lines can name it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HostDriver:
         is_watched: bool = False,
         observer: HostObserver | None = None,
     ) -> None:
-        """With `is_watched`, the core also reports events that only an observer needs, such as each logged message that is sent."""
+        """With `is_watched`, the core also reports events that only an observer needs, such as the sending of each logged message."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -209,7 +209,7 @@ class HostDriver:
         self._environment.fed()
 
     def stop(self) -> None:
-        """Stop the driver. The agents start no more turns, and their pending work is discarded."""
+        """Stop the driver. The agents start no more turns, and all pending work is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
@@ -220,7 +220,7 @@ class HostDriver:
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
-        """Run up to `most` turns, and then pass the messages that these turns have sent to the links."""
+        """Run up to `most` turns. Then pass the messages that these turns have sent to the links."""
         queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):

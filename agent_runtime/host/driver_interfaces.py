@@ -93,7 +93,7 @@ class HostEnvironment(Protocol):
         """Start a task for a handler or step that may wait."""
 
     def capturing(self, agent: str) -> None:
-        """Observe that the state of an agent is about to be captured. An exception raised here is treated as an encoding error."""
+        """Observe that the state of an agent is about to be captured. An exception raised by this hook is treated as an encoding error."""
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """Observe that the state of an agent has been captured for this command."""
@@ -146,8 +146,8 @@ class HostObserver:
         """Receive access to the driver. The driver's constructor calls this hook once, before all other hooks."""
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
-        """Return a map from each command type to be observed to a function. For each command of its type, the function is called with the
-        command and with the function that executes the command."""
+        """Return a map from command types to functions. A command is observed if the map contains its type. The function is called with
+        each command of its type and with the function that executes the command."""
         return {}
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:

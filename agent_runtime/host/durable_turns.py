@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. The
-agent is then between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held. While the
-agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has ended.
-Until the turn ends, the agent's checkpoints contain the state at the start of the turn. These checkpoints also contain the turn's message
-and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
+To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. After
+each segment, the agent is between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held.
+While the agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has
+ended. Until the turn ends, the agent's checkpoints contain the state at the start of the turn. These checkpoints also contain the turn's
+message and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
 
 While a durable turn waits, the agent starts no other turn. A call waits for the reply with the call's id, and `receive` waits for the next
 message of a given type. In the mailbox, other messages may precede the awaited message. Earlier messages on the same channel are consumed
@@ -191,7 +191,7 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Prepare a turn that failed because of a step for its retry. If the last journal entry is the failed step, remove the entry, so
+        """Prepare the retry of a turn that failed because of a step. If the last journal entry is the failed step, remove the entry, so
         that the step runs again."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
@@ -383,7 +383,7 @@ class DurableTurns:
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Stash messages to make room in full channels, because the awaited message can be sent only after earlier messages were received.
-        If the agent's own outbox exceeds its limit, make room in all channels. The senders of these channels may have to send before they
+        If the agent's own outbox exceeds its limit, make room in all channels. The senders of full channels may have to send before they
         can receive.
 
         Return True if any entry was stashed.
@@ -402,7 +402,7 @@ class DurableTurns:
         """Consume mailbox entries as if each had a turn of its own. The protocol processes the entries one by one, and each entry counts as
         received.
 
-        `places` are indexes in the mailbox, in ascending order. Entries that arrive meanwhile are added after all these indexes.
+        `places` are indexes in the mailbox, in ascending order. Entries that arrive in the meantime are added after all these indexes.
         """
         for removed, place in enumerate(places):
             entry = agent.mailbox[place - removed]

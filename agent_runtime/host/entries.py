@@ -92,7 +92,7 @@ class StashedCommandEntry(StashedEntry, frozen=True, gc=False):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, gc=False):
-    """The next segment of a durable turn. This entry is never in a mailbox."""
+    """The next segment of a durable turn. A segment entry is never in a mailbox."""
 
     kind: ClassVar[TurnKind] = "segment"
     payload: ClassVar[bytes] = b""

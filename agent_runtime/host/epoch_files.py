@@ -5,9 +5,9 @@ thread, including the reading of host logs from earlier plans.
 
 *Reports* on open epochs list all agents, but they list only the channels that have changed since an earlier epoch. The leader names an
 earlier epoch for which it has received all reports (`BeginEpoch.told`). If neither the sender's nor the receiver's host reports a channel,
-the channel has not changed since that epoch (`coordinator/leader/modes/coordinated_epochs.py`). A host that no longer has the sequence
-numbers of that epoch reports all channels. A host also reports all channels on a new coordinator stream, because the stream may lead to a
-new leader that has no reports.
+the channel has not changed since the earlier epoch (`coordinator/leader/modes/coordinated_epochs.py`). A host that no longer has the
+sequence numbers of the earlier epoch reports all channels. A host also reports all channels on a new coordinator stream, because the stream
+may lead to a new leader that has no reports.
 """
 
 import contextlib
@@ -153,8 +153,8 @@ class EpochReports:
         self._reported: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """Record for which earlier epoch the leader on this stream has received all reports. The leader will name no epoch older than this
-        one. The numbers of older epochs that have ended are therefore deleted."""
+        """Record for which earlier epoch the leader on this stream has received all reports. From now on, the leader will name no older
+        epoch. The numbers of older epochs that have ended are therefore deleted."""
         self._reported[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
@@ -210,8 +210,8 @@ class LogContents(msgspec.Struct, frozen=True):
         dropped: inputs in the logs of dropped plans, which are not redelivered.
         entries: entries of durable turns that have not ended in the checkpoints, in log order. From the logs of dropped plans, only effects
             are included. An external action that was or may have been performed is part of every history.
-        why_none: reason why the store accepts no host logs, or "".
-        log_key: public key for the signatures of this host's batches, or b"".
+        why_none: reason why the store accepts no host logs, or "" if it accepts them.
+        log_key: public key for the signatures of this host's batches, or b"" if batches are not signed.
         is_authenticated: whether the data in the store is signed or encrypted.
     """
 
@@ -432,7 +432,7 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
     fail.
 
     Raises:
-        EncodingError: If the value of a field does not have the declared type. The message names the agent and the next step.
+        EncodingError: If the value of a field does not have the declared type. The error message names the agent and the next step.
     """
     if image.parts:  # parts have their declared types, since the encoders of these types made them
         return
@@ -506,9 +506,9 @@ def _report_of(
 
 
 class LoadProgress:
-    """Measures the progress of loading agents. The coordinator waits for a host for as long as this count increases.
+    """Measures the progress of loading agents. The coordinator waits for a host for as long as the host's progress count increases.
 
-    User code that creates agents or migrates states may be slow. While such code runs, each second counts as one step.
+    User code that creates agents or migrates states may be slow. While user code runs, each second counts as one step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
@@ -570,7 +570,7 @@ def load_line(
 
     Raises:
         DamagedDataError: If a checkpoint is damaged. No data of a damaged checkpoint has been used (G11).
-        SnaplineError: If an agent cannot be created. The message names the agent.
+        SnaplineError: If an agent cannot be created. The error message names the agent that cannot be created.
     """
     if not command.agents:  # a host that joined after the recovery line has no agents in it
         return LoadedLine([], {}, {})

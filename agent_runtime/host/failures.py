@@ -3,7 +3,7 @@ and rollback requests.
 
 *Process crashes.* A message that has crashed more processes than its limit allows is not handled again. The coordinator counts the crashes
 (`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and by a digest of its
-message and sender, because these remain the same after any recovery. The message's sequence number may change, because a sender that was
+message and sender, because both remain the same after any recovery. The message's sequence number may change, because a sender that was
 rolled back may send in a different order. Equal messages from the same sender are therefore counted together.
 
 *Rollback requests* (`ctx.rollback`). An agent that requests a rollback is suspended. The requesting turn has no effect, and its message
@@ -37,7 +37,7 @@ before."""
 
 
 class MessageSample:
-    """The beginning, the size and the checksum of a message, from which its digest is computed."""
+    """The beginning, the size and the checksum of a message, from which the digest of a turn is computed."""
 
     __slots__ = ("end", "head", "size_bytes")
 
@@ -69,7 +69,7 @@ class TurnDeaths:
         self._survived: list[msg.TurnSurvived] = []
 
     def plan_received(self, deaths: tuple[TurnDeath, ...]) -> None:
-        """Replace the known crashes by those in a new plan."""
+        """Replace the known crashes with those in a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
         self._survived.clear()
@@ -79,7 +79,7 @@ class TurnDeaths:
         self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
-        """Return the record of the crashes because of which this turn must not run, or None if the turn may run."""
+        """Return the record of the crashes that forbid this turn, or None if the turn may run."""
         if not any(name == agent for name, _ in self.known):
             return None
         death = self.known.get((agent, digest_of_turn(what, sender, MessageSample(payload))))
@@ -102,7 +102,7 @@ class HostRollbacks:
 
     Attributes:
         wanted: rollback requests made under the current plan, by agent.
-        refused: reasons for which requests were refused, by agent. Agents whose requests were refused stay suspended.
+        refused: reasons why requests were refused, by agent. Agents whose requests were refused stay suspended.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -155,8 +155,8 @@ class HostFailures:
 
     Attributes:
         failed: agents that run no more turns under the current plan, with the reason for each agent.
-        poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. The mapping of crashed
-            messages is kept when the plan changes.
+        poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. This mapping is kept when the
+            plan changes.
         rollbacks: the rollback requests of this host's agents.
         deaths: the turns during which processes have crashed.
     """

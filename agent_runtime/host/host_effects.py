@@ -14,9 +14,9 @@ that comes from a checkpoint is therefore *in doubt*, and is treated in one of t
 
 - By default, the effect is called again with the same key, so the external service must detect duplicate keys.
 - If the effect has a probe, the probe first asks the external service whether the effect was performed.
-- If the effect must not be repeated, it is not called, and the agent waits for the decision of an operator. Before such an effect is called
-  for the first time, a *mark* is written to the host log. The logs of earlier plans are sealed before they are read. If there is no mark,
-  no earlier incarnation has called the effect or will call it.
+- If the effect must not be repeated, it is not called, and the agent waits for the decision of an operator. Before an effect that must not
+  be repeated is called for the first time, a *mark* is written to the host log. The logs of earlier plans are sealed before they are read.
+  If the log contains no mark, no earlier incarnation has called the effect or will call it.
 
 An operator's resolution of the effect is an input that the waiting turn consumes (`dead_letters.py`). The resolution "done" becomes the
 effect's outcome, and "not done" allows the call. After a recovery to a state before the resolution, the turn would consume the resolution
@@ -24,7 +24,7 @@ again, although the effect may have been called since. The resolution is therefo
 after this output has been released, as with an intent.
 
 If a turn with effects fails permanently, the agent's next turn undoes the effects that have compensations, newest first. The undoing turn
-is put into the agent's stash. Each compensation is itself an effect. Effects without compensations are recorded as left.
+is put into the agent's stash. Each compensation is itself an effect. Effects without compensations are recorded as "left".
 
 *Quiesce.* Before agents move or a host stops, the coordinator holds back new effects and waits until running calls have ended. Otherwise,
 running calls would be in doubt under the next plan.
@@ -154,8 +154,8 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """If the intent of the effect has been released, call the effect. No recovery can then undo the request. If the intent has not been
-        released, request an epoch."""
+        """If the intent of the effect has been released, call the effect. After the release, no recovery can undo the request for the
+        effect. If the intent has not been released, request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
@@ -183,7 +183,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
-        """Record an operator's resolution that the effect was not done. The effect is then called as soon as no recovery can undo the
+        """Record an operator's resolution that the effect was not done. The effect is called as soon as no recovery can undo the
         resolution."""
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
@@ -211,8 +211,8 @@ class Effects:
             agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """Handle a turn that failed permanently. Return the message of the turn that undoes its effects, newest first. If there are no
-        effects to undo, return b"".
+        """Handle a turn that failed permanently. Return the message of the turn that undoes the failed turn's effects, newest first. If
+        there are no effects to undo, return b"".
 
         If the turn failed while an effect was open, that effect is undone too, because it may have been called.
         """

@@ -1,8 +1,8 @@
 """The events and commands of a host core.
 
 Events have names in the past tense. Events come from the adapters: links, turns, store and clock. Commands have imperative names. The
-adapters execute them in order, before the next event. Messages between a coordinator and a host are defined in `messages/host_messages.py`.
-The core receives and sends these messages unchanged.
+adapters execute commands in order, before the next event. Messages between a coordinator and a host are defined in
+`messages/host_messages.py`. The core receives and sends these messages unchanged.
 
 The first sections contain the events and commands that are used in all fleets. The remaining sections cover durable turns, observers of
 messages (`is_watched`), the host log, dead letters, views of agents, and messages sent outside of turns.
@@ -146,7 +146,7 @@ class AgentsLoaded(Event, frozen=True, gc=False):
     """Event: the agents of the plan are loaded, and the logs of earlier plans have been sealed and read.
 
     `inputs` contains the inputs in these logs for all agents, sorted by number for each agent. `dropped` contains earlier inputs that are
-    not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason for which the store accepts
+    not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason why the store accepts
     no host logs, or "" if it accepts them. `log_key` is the public key for signed batches, or b"" if batches are not signed.
     `is_authenticated` is set if the data in the store is signed or encrypted."""
 
@@ -232,7 +232,8 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """Event: the adapter has measured for how long an agent paused for its checkpoint. The checkpoint policy needs this value."""
+    """Event: the adapter has measured for how long an agent paused for its checkpoint. The policy for independent checkpoints needs this
+    value."""
 
     agent: str
     cost_ns: int
@@ -249,7 +250,7 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 class StoreStatusChanged(Event, frozen=True, gc=False):
     """Event: the readiness of the store for checkpoints has changed. `is_busy` is set if too many checkpoints are waiting, and `is_full` is
-    set if no more checkpoints may wait. `problem` is the reason for which the store accepts no checkpoints, or "" if it accepts them."""
+    set if no more checkpoints may wait. `problem` is the reason why the store accepts no checkpoints, or "" if it accepts them."""
 
     is_busy: bool
     problem: str
@@ -278,7 +279,7 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 class ReplyAwaited(Event, frozen=True, gc=False):
     """Event: a client waits for the reply to the input with this key. The core sends the reply in a single AnswerAsk command. If `is_early`
-    is set, it does so at the end of the turn, otherwise when a complete epoch contains the turn."""
+    is set, the reply is sent at the end of the turn. Otherwise it is sent when a complete epoch contains the turn."""
 
     request: int
     agent: str
@@ -287,7 +288,8 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of an input. `reply` is the reply of the input's turn, as encoded by `encode_message`. If there is no reply, it is b"".
+    """The outcome of an input. `reply` is the reply of the input's turn, as encoded by `encode_message`. If the turn gave no reply, `reply`
+    is b"".
 
     `status` is "replied" (the turn has succeeded), "buried" (the input is a dead letter), "retry" (the input is currently unknown on this
     host) or "unknown" (the input was never received, or has been forgotten). `reason` explains the statuses "retry" and "unknown".
@@ -380,7 +382,7 @@ class Control(msgspec.Struct, frozen=True):
 
 
 class CaptureState(Command, frozen=True, gc=False):
-    """Capture an agent's current state, and use it in the checkpoints of all these epochs."""
+    """Capture an agent's current state, and use it in the checkpoints of all given epochs."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -613,7 +615,7 @@ class OperatorCommandConsumed(Command, frozen=True, gc=False):
 
 
 class EffectRecordEmitted(Command, frozen=True, gc=False):
-    """Report to an observer that the core has emitted a ledger record for an agent. Such a record is not an output of any turn."""
+    """Report to an observer that the core has emitted a ledger record for an agent. The ledger record is not an output of any turn."""
 
     agent: str
     payload: bytes
@@ -621,8 +623,8 @@ class EffectRecordEmitted(Command, frozen=True, gc=False):
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
     """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, the message or input will be handled in
-    a later turn. If `is_stashed` is not set, the durable turn itself has received it. If `what` is "effect", the entry starts the
-    compensation of a failed turn, and has no sender."""
+    a later turn. If `is_stashed` is not set, the durable turn itself has received the message or input. If `what` is "effect", the entry
+    starts the compensation of a failed turn, and has no sender."""
 
     agent: str
     what: TurnKind | Literal["effect"]
@@ -743,7 +745,7 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
         waits, waits_ns: the entry for which the turn waits (None if the entry has arrived), and how long the turn has waited in
             nanoseconds.
         put_off: number of messages that are deferred until the turn ends.
-        problem: reason for which the turn cannot continue, or "" if it can continue.
+        problem: reason why the turn cannot continue, or "" if it can continue.
         effect, effect_stands: the effect for which the turn waits, if any, and the state of this effect as text.
     """
 
@@ -768,9 +770,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
             "stopping".
         turn: kind of the running turn, or "" if the agent is between two turns. A segment of a durable turn counts as "timer".
         sender: sender of the message that the running turn handles.
-        attempts: number of failed attempts of the current turn, which is either running or will be retried after `retry_ns`.
-        messages, inputs: number of messages from agents that are waiting to be handled, and number of inputs from outside that are waiting
-            to be handled.
+        attempts: number of failed attempts of the current turn. The turn is either running or will be retried after `retry_ns`.
+        messages, inputs: number of messages from agents and number of inputs from outside that are waiting to be handled.
         outbox: number of messages that are waiting in the agent's outbox to be sent.
         spawns: agents whose spawn requests have not been granted yet.
         timers: name of each timer, with the time in nanoseconds until it fires.

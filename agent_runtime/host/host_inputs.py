@@ -4,20 +4,20 @@ An acknowledged input takes effect exactly once, despite failures and rollbacks 
 the host log (`host_log.py`). The input is delivered to its agent only after it has been acknowledged.
 
 Inputs do not belong to channel states, and they carry no protocol marks. An agent's checkpoint contains the number of the last input that
-it has consumed, so each plan redelivers all later inputs in order. After a rollback that was requested, a plan may *drop* inputs that were
-accepted under earlier plans. Each plan consumes the dropped inputs without running turns, until a checkpoint records that they have been
-consumed. The numbers of dropped inputs are therefore not reused. If a client resends an input with the key of a dropped input, it is
-refused.
+the agent has consumed, so each plan redelivers all later inputs in order. After a rollback that was requested, a plan may *drop* inputs
+that were accepted under earlier plans. Each plan consumes the dropped inputs without running turns, until a checkpoint records that they
+have been consumed. The numbers of dropped inputs are therefore not reused. If a client resends an input with the key of a dropped input,
+the input is refused.
 
 *Receivers.* Inputs are accepted for the agents in the plan. For agents created later, inputs are accepted once a complete epoch contains
-the agent. Without this rule, a recovery could undo the creation of an agent, and its inputs would have no receiver. If the epoch that
-contains the agent is later found to be damaged, the agent's inputs wait on this host until the agent is created again.
+the agent. If inputs were accepted earlier, a recovery could undo the creation of the agent, and its inputs would have no receiver. If the
+epoch that contains the agent is later found to be damaged, the agent's inputs wait on this host until the agent is created again.
 
 *Replies.* Clients may wait for the reply to an input (`ReplyWaiters`). An *early* reply is sent as soon as the turn of the input has ended.
-A recovery may undo that turn, and the rerun turn may give a different reply. Replies that are not early are sent when a complete epoch
-contains the turn, and are never reverted (R2; output commit: Strom and Yemini 1985). Replies are kept together with the keys of consumed
-inputs (`agent_io.py`), so they are part of the agent's state. If a client asks again, even on the agent's next host, it gets the same
-reply. Only the outcome "dead letter" is not final. If an operator retries the dead letter, the new turn gives the reply.
+A recovery may undo the turn of an early reply, and the rerun turn may give a different reply. Replies that are not early are sent when a
+complete epoch contains the turn, and are never reverted (R2; output commit: Strom and Yemini 1985). Replies are kept together with the keys
+of consumed inputs (`agent_io.py`), so they are part of the agent's state. If a client asks again, even on the agent's next host, the client
+gets the same reply. Only the outcome "dead letter" is not final. If an operator retries the dead letter, the new turn gives the reply.
 """
 
 from snapline.agent_runtime.host import dead_letters
@@ -63,7 +63,7 @@ class ReplyWaiters:
         """Numbers of waiting requests, each with whether it accepts an early reply."""
 
     def wire(self, membership: AgentRetirement) -> None:
-        """Connect this component to the component above it that handles agents joining and leaving."""
+        """Connect this component to the component above it that creates and removes agents."""
         self._membership = membership
 
     def reset(self) -> None:
@@ -393,7 +393,7 @@ class Inputs:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """Inform the client of an input that will never be in the log that it must retry."""
+        """If an input will never be in the log, inform its client that it must retry."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

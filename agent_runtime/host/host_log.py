@@ -5,20 +5,21 @@ An input is acknowledged when the batch with the input is durable. A turn contin
 durable. Only one batch is written at a time, and later records go into the next batch.
 
 Each log belongs to one plan and to one run of a host. The coordinator opens the log before any batch is written. The coordinator therefore
-knows all logs. Under a later plan, the hosts seal the log before they read it. Either all hosts find a batch in the sealed log, or the
-batch can never be written (`storage/log/`).
+knows all logs. Under a later plan, the hosts seal the log before they read it. Either all hosts find a given batch in the sealed log, or
+the batch can never be written (`storage/log/`).
 
 In a signed store, the coordinator's reply contains a certificate for this host's key, and each batch includes this certificate. In a signed
-or encrypted store, the host reports the number of its newest durable batch to the coordinator. The report is sent immediately, but not more
-than once a second. If a reported batch is later removed, the removal is therefore detected. Inputs are acknowledged without waiting for
-this report.
+or encrypted store, the host reports the number of its newest durable batch to the coordinator. The number is reported immediately, but not
+more than once a second. If a reported batch is later removed, the removal is therefore detected. Inputs are acknowledged without waiting
+for the report to the coordinator.
 
 *Steps of durable turns* (`StepLog`). When a step has ended, its journal entry is logged. All earlier entries that only the log can restore
-(`LOGGED_KINDS`) are logged with it, if they are not logged yet. Without the earlier entries, a rerun turn could not match the step's entry.
-The turn continues when the last of these entries is durable. A completed step is therefore not run again, regardless of the checkpoint from
-which a recovery starts. If a plan arrives while an entry is being written, either the log contains the entry, or the step runs again.
+(`LOGGED_KINDS`) are logged together with the step's entry, unless they are already logged. Without the earlier entries, a rerun turn could
+not match the step's entry. The turn continues when all of these entries are durable. A completed step is therefore not run again,
+regardless of the checkpoint from which a recovery starts. If a plan arrives while an entry is being written, either the log contains the
+entry, or the step runs again.
 
-After a recovery, each agent gets the logged entries of those turns that had not ended in its checkpoint. A rerun turn adopts an entry only
+After a recovery, each agent gets the logged entries of those turns that have not ended in its checkpoint. A rerun turn adopts an entry only
 if the turn and the place in its journal are the same (`agent_runtime/durable.py`). If an agent is not in the plan, it gets its entries when
 it is created again.
 """
@@ -84,8 +85,8 @@ class OwnLog:
     """The log that this host writes under the current plan.
 
     Attributes:
-        why_none: reason for which the store accepts no logs, or "" if it accepts them.
-        problem: reason for which the writing of a batch is delayed, or "" if there is no delay.
+        why_none: reason why the store accepts no logs, or "" if it accepts them.
+        problem: reason why the writing of a batch is delayed, or "" if there is no delay.
         is_sealed: whether a later plan has sealed the log, so that no more batches can be written.
         queued_bytes: total size in bytes of the items that wait for a batch.
     """
@@ -176,7 +177,8 @@ class OwnLog:
         return batch
 
     def _open(self) -> None:
-        """Ask the coordinator to open the log. The request is repeated until the coordinator replies, because a leader may lose it."""
+        """Ask the coordinator to open the log. The request is repeated until the coordinator replies, because a leader may lose the
+        request."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
             self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + REQUEST_RETRY_NS
             self._shared.out.append(
@@ -243,7 +245,7 @@ class OwnLog:
                 self._inputs.lost(pending)
 
     def on_log_status_changed(self, event: ev.LogStatusChanged) -> None:
-        """Record the reason for which the writing of a batch is delayed. Delays of earlier plans' batches are ignored, because no batch of
+        """Record the reason why the writing of a batch is delayed. Delays of earlier plans' batches are ignored, because no batch of
         the current log would end them."""
         if event.log == self.name:
             self.problem = event.problem
@@ -301,7 +303,7 @@ class StepLog:
                 self._orphans.setdefault(logged.agent, []).append(logged)
 
     def created(self, agent: LocalAgent) -> None:
-        """If a newly created agent existed before a recovery, give it its logged entries."""
+        """If a newly created agent existed before a recovery, give the agent its logged entries."""
         for logged in self._orphans.pop(agent.id, ()):
             _restore(agent, logged)
 

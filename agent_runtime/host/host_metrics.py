@@ -1,7 +1,7 @@
 """Metrics of a host process (`telemetry/metrics.py`): the core's counters, the agents' states, and the durations of epochs on this host.
 
-The host's adapter records these times once for each agent and epoch, and only if metrics are enabled. In chronological order, the recorded
-times are:
+The host's adapter records the times of epochs once for each agent and epoch, and only if metrics are enabled. In chronological order, the
+recorded times are:
 
     heard      The coordinator's message has arrived, or, if a marker or a stamp came earlier, the first agent has recorded.
     recorded   An agent has recorded its state. This ends its start delay. The agent pauses only for its capture.
@@ -121,7 +121,7 @@ class HostMetrics:
         self._capturing_ns = self._now_ns()
 
     def captured(self, epochs: tuple[int, ...]) -> None:
-        """Record that the agent's state has been captured for these epochs. If there are no epochs, the agent has taken a checkpoint
+        """Record that the agent's state has been captured for the given epochs. If no epochs are given, the agent has taken a checkpoint
         independently."""
         self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
         for epoch in epochs:
@@ -139,8 +139,8 @@ class HostMetrics:
         self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
 
     def said(self, message: HostMessage) -> None:
-        """Record a message that the host sends to the coordinator. The report of an epoch is measured only once, although it is repeated on
-        each new stream."""
+        """Record a message that the host sends to the coordinator. The report of an epoch is measured only once, although the report is
+        repeated on each new stream."""
         if not isinstance(message, EpochReport):
             return
         times = self._epochs.pop(message.epoch, None)

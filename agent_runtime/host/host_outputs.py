@@ -24,7 +24,7 @@ from snapline.messages import host_messages as msg
 
 
 class AgentRetirement(Protocol):
-    """Interface that lower components require from the component that handles agents joining and leaving."""
+    """Interface that lower components require from the component that creates and removes agents."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
         """Remove an agent that has stopped, if there is no longer a reason to keep it on this host. Call this method when a reason may have
@@ -42,7 +42,7 @@ class EffectCaller(Protocol):
     """Interface that `Outputs` requires from the component that handles effects."""
 
     def released(self, agent: LocalAgent) -> None:
-        """Handle the release of some of the agent's outputs. The intent for which the agent waits may be among them."""
+        """Handle the release of some of the agent's outputs, which may include the intent that the agent waits for."""
 
 
 class Outputs:
@@ -117,7 +117,7 @@ class Outputs:
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Drop the outputs that the epoch has released. The coordinator reports the release of a complete epoch's outputs after the epoch's
-        end. Until this report, no other epoch is requested."""
+        end. Until the release is reported, no other epoch is requested."""
         if not self._shared.is_loaded:
             self._reported.update(zip(event.emitters, event.outputs, strict=True))
             return

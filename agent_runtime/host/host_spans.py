@@ -3,18 +3,18 @@ recoveries.
 
 *Turns.* Each traced turn has one span, and the messages that it sends continue the same trace. The message that starts a turn determines
 whether the turn is traced (`agent_runtime/message_encoding.py`). A turn's span is a child of the span in which its message was sent. When a
-turn or a segment ends, a tail that refers to its span is appended to the messages, spawns, outputs and timers that it requested. The core
-and the handlers do not read this tail. While the handler runs, its span is OpenTelemetry's current span, so spans created by other
-libraries become its children.
+turn or a segment ends, a tail is appended to the messages, spawns, outputs and timers that it requested. The tail refers to the turn's
+span. The core and the handlers do not read the tail. While the handler runs, the turn's span is OpenTelemetry's current span, so spans
+created by other libraries become its children.
 
 *Recoveries.* A message keeps its tail. A rerun turn therefore has the same parent in the same trace, but it has a new span and a higher
 incarnation. A durable turn has a single span across all incarnations. The span's id is derived from the message that started the turn. Only
 the process in which the durable turn ends exports its span. If a process is killed during the turn, there is no gap in the trace. The
 turn's steps and messages are children of the span that a later process exports.
 
-*Epochs and plans.* These spans are derived from the messages that the host sends to the coordinator. The spans of epochs and plans are
-children of the coordinator's spans. An epoch report contains consecutive durations, and the last of them ends when the report is sent. The
-whole span is therefore created at that time.
+*Epochs and plans.* Spans of epochs and plans are derived from the messages that the host sends to the coordinator. The spans of epochs and
+plans are children of the coordinator's spans. An epoch report contains consecutive durations, and the last of them ends when the report is
+sent. The whole span of an epoch is therefore created at that time.
 
 *Cost.* If a turn is not traced, only the beginning of its message is searched for a tail. This module is imported only if spans are
 exported. Without the option `--otel`, there is no `TurnSpans` object.
@@ -117,7 +117,7 @@ class TurnSpans:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn or a segment. If the turn is traced, run it within its span. For a turn that is not traced, this check takes about a
+        """Run a turn or a segment. If the turn is traced, run it within its span. For a turn that is not traced, the check takes about a
         tenth of a microsecond."""
         if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
             return self._run(turn)

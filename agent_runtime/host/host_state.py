@@ -95,8 +95,8 @@ class DurableTurn:
     """An unfinished durable turn. The object has the fields of `SavedTurn` and the turn's state on this host.
 
     Attributes:
-        is_live: whether the handler is suspended at the wait `waits`. After a recovery, the handler must first be rerun up to this wait.
-        problem: reason for which the turn cannot continue, or "" if it can continue.
+        is_live: whether the handler is suspended at the wait `waits`. After a recovery, the handler must first be rerun up to its wait.
+        problem: reason why the turn cannot continue, or "" if it can continue.
         since_ns: time at which the wait or the problem started on this host (monotonic ns).
         number: number of the turn among the agent's durable turns, starting at 1.
         is_logged: whether the result of `waits` must be in the host log before the turn continues.
@@ -140,7 +140,7 @@ class DurableTurn:
 
 
 class DurableTurnHistory:
-    """The number of durable turns that an agent has started, and log entries of turns that have not ended.
+    """The number of durable turns that an agent has started, and the log entries of its unfinished turns.
 
     Attributes:
         count: number of durable turns that the agent has started.
@@ -290,8 +290,8 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether messages must stay in the outbox. Messages must stay if the agent is held, or if it has failed and will lose its
-        work since the last checkpoint."""
+        """Return whether messages must stay in the outbox. Messages must stay in the outbox if the agent is held, or if it has failed and
+        will lose its work since the last checkpoint."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
@@ -404,7 +404,7 @@ class Peer:
     @property
     def floor(self) -> int | None:
         """The newest epoch that does not involve the link. No earlier epoch involves the link either. The value is None until both hosts
-        have agreed on it."""
+        have agreed on the epoch."""
         return None if self.link is None else self.link.floor
 
     @property
@@ -436,7 +436,7 @@ class HostEpoch:
         awaited: hosts whose marker item has not arrived yet.
         markers: mapping from each agent and receiver to the sequence number of the last message that the agent sent before it recorded its
             state.
-        refusal: reason for which this host's part must not be used, or "" if it may be used.
+        refusal: reason why this host's part must not be used, or "" if it may be used.
         heard_ns: time at which the first message about the epoch arrived on this host (monotonic ns).
     """
 
@@ -476,7 +476,7 @@ class HostCounts:
         piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of the protocol data that they
             carried.
         effects: number of effects, by their recorded outcome. Completed compensations are counted as "undone".
-        plans, first_plan_ns: number of applied plans, and time of the first plan. Each plan after the first means that the fleet has
+        plans, first_plan_ns: number of applied plans, and time of the first plan. Each plan after the first plan means that the fleet has
             recovered.
     """
 
@@ -512,8 +512,8 @@ class HostState:
         cluster: id that identifies one run of the fleet.
         plan: number of the plan that has been applied or is being applied, or 0 before the first plan.
         plan_hosts: names of the hosts in the current plan.
-        begun_epoch: newest epoch that is known to have begun. With a logged protocol, it is the newest epoch that had begun when the plan
-            was made.
+        begun_epoch: newest epoch that is known to have begun. With a logged protocol, `begun_epoch` is the newest epoch that had begun when
+            the plan was made.
         plan_epoch: newest epoch that had begun when the plan was made.
         is_loaded: whether the agents of the plan have been loaded.
         ended: the newest epochs that have ended under this plan.

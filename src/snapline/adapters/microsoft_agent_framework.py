@@ -2,7 +2,8 @@
 
 A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`, where each key of `state` is a separate field. If a superstep
 has not changed a field, only a reference to it is stored. The framework's own encoding converts values to JSON, and pickles values that
-JSON cannot represent. When loading a pickle, it accepts only allowed types. The framework's security advice also applies to this storage.
+JSON cannot represent. When loading a pickle, the framework accepts only allowed types. The framework's security advice also applies to this
+storage.
 """
 
 try:
@@ -26,7 +27,7 @@ _STATE_KEY = "state/"
 
 
 class SnaplineCheckpointStorage(RecordStoreBase):
-    """A `CheckpointStorage` that saves workflow checkpoints in snapline's store. Use it as `WorkflowBuilder(…,
+    """A `CheckpointStorage` that saves workflow checkpoints in snapline's store. Use the storage as `WorkflowBuilder(…,
     checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
 
     `allow` lists the application's types that may be loaded, in the form "module:Class". Alternatively, allow a type with
@@ -53,8 +54,8 @@ class SnaplineCheckpointStorage(RecordStoreBase):
         return str(checkpoint.checkpoint_id)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return the checkpoint with this id. Raise WorkflowCheckpointException if it does not exist, or if it contains a type that is not
-        allowed."""
+        """Return the checkpoint with this id. Raise WorkflowCheckpointException if the checkpoint does not exist, or if it contains a type
+        that is not allowed."""
         fields = await in_thread(self._find, checkpoint_id)
         if fields is None:
             raise WorkflowCheckpointException(f"there is no checkpoint {checkpoint_id!r} in the store")

@@ -35,8 +35,8 @@ paths' hashes collide."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A stored record of fields. The record contains the bytes of each small field. For every other field, it contains the field's index in
-    the record's list of references."""
+    """A stored record of fields. The record contains the bytes of each small field. For every other field, the record contains the field's
+    index in its list of references."""
 
     inline: dict[str, bytes]
     referred: dict[str, int]
@@ -153,11 +153,11 @@ class StoredRecords:
 
 
 class RecordStoreBase:
-    """Base class of the adapters' public classes. An object of this class owns an open object stream, and it is both a synchronous and an
-    asynchronous context manager.
+    """Base class of the public classes of all session store adapters. An object of this class owns an open object stream, and it is both a
+    synchronous and an asynchronous context manager.
 
     Every change is atomic, and it is durable when the method returns. Several threads and event loops may share one object. Only one object
-    in one process may have a folder open. Opening it a second time raises `ObjectStreamInUseError`.
+    in one process may have a folder open. Opening the folder a second time raises `ObjectStreamInUseError`.
     """
 
     SHELF: ClassVar[str]

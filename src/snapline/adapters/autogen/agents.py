@@ -200,7 +200,7 @@ class AutogenAgent(Agent):
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply | None:
     """Return the next reply for this turn, or None if no reply arrives within `wait_s`.
 
-    After None, the caller must check whether the handler has continued without a reply."""
+    If the result is None, the caller must check whether the handler has continued without a reply."""
     while True:
         try:
             answer = await ctx.receive(AutogenAnswer, timeout_s=wait_s)

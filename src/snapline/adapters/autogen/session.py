@@ -132,7 +132,7 @@ class ProgramSession:
     async def _send(self, item: TurnItem) -> None:
         """Send a message, and return when it has been accepted for each receiver.
 
-        From then on, every snapshot contains the message until the turn that handles it has ended.
+        Every later snapshot contains the message until the turn that handles it has ended.
         """
         turn = "" if item.topic else PROGRAM
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)

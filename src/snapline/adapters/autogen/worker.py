@@ -304,7 +304,7 @@ class AutogenWorker:
 
     def _spawn(self) -> socket.socket:
         """Start AutoGen's process, and return the parent's end of the socket pair that connects to it. AutoGen's process exits when this
-        socket is closed, and therefore at the latest when this process exits."""
+        socket is closed, at the latest when the host process exits."""
         python = os.environ.get(PYTHON_VARIABLE)
         if not python:
             raise AutogenWorkerError(

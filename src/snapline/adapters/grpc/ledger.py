@@ -77,8 +77,8 @@ class ServiceCall(msgspec.Struct, frozen=True):
         target: name of the channel over which the call is made.
         method: full name of the method, such as /greeter.Greeter/SayHello.
         request: serialized request. If the request is a stream, all its messages in one payload (`member_call.pack`).
-        is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If its outcome is unknown after a recovery, it
-            is only reported.
+        is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If the outcome of a listed call is unknown
+            after a recovery, the call is only reported.
         digest: digest of method and request if a handler makes the call, otherwise empty.
         asks_stream, answers_stream: whether the request is a stream, and whether the response is a stream.
     """
@@ -147,7 +147,7 @@ class HandlerExecution:
         journal: calls that the handler has made, in this run or in earlier runs.
         made: number of calls that the handler has made in this execution.
         open: id → call that has no answer yet.
-        is_changed: whether the handler has declared a state change. If it has, the handler is not rerun.
+        is_changed: whether the handler has declared a state change. If the handler has declared a change, it is not rerun.
         is_forgotten: whether the caller no longer needs the answer.
     """
 
@@ -322,11 +322,12 @@ class CallLedger:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, these handlers are rerun."""
+        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, the handlers of these
+        requests are rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Delete the answers and journals of calls whose callers no longer need the answer."""
+        """Delete the answers and journals of calls whose callers no longer need the answers."""
         for call_id in ids:
             self._finished_ids[call_id] = None
             running = self.running.get(call_id)
@@ -380,7 +381,7 @@ class CallLedger:
         self.running, self._finished_ids = {}, {}
 
     def validate(self) -> None:
-        """Check the invariants. Raise AssertionError if one is violated."""
+        """Check the invariants. Raise AssertionError if an invariant is violated."""
         for call_id, call in self.pending.items():
             assert call_id == call.id and call_id.split("/")[0], call_id
             parent, _, ordinal = call_id.rpartition("/")

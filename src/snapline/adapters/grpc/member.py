@@ -242,10 +242,11 @@ class Member:
     Attributes:
         agent: the service's agent in the fleet.
         ledger: ledger of the service's calls, which must not be modified.
-        plan: plan under which the service runs. 0 during a rollback and before the fleet has started.
+        plan: plan under which the service runs. The value is 0 during a rollback and before the fleet has started.
         reenter: asynchronous function to await before an answer that no caller awaits is removed from the ledger (`MemberThreads.passed`).
-            None if no such wait is needed.
-        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change state.
+            None if nothing needs to be awaited.
+        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put the interceptor before all other interceptors that change
+            state.
     """
 
     def __init__(
@@ -265,9 +266,9 @@ class Member:
         """Create a member. The constructor opens no connections or files.
 
         Args:
-            service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the member passes
-                it the answers that no caller awaits. These are the answers to calls made with `send` and to calls repeated after a
-                recovery. The method runs in the same atomic piece of work that removes the answer from the ledger.
+            service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the method
+                receives the answers that no caller awaits. These are the answers to calls made with `send` and to calls repeated after a
+                recovery. The method runs in the atomic piece of work that removes the answer from the ledger.
             agent: id of a `ServiceAgent` of the fleet, which must be placed on the host of this process.
             fleet: definition of the fleet, which must be identical in all processes.
             coordinator, store, listen, advertise: as for the command `snapline host run`. `listen` is the address of the host, not of the
@@ -332,8 +333,8 @@ class Member:
         Args:
             target: name that identifies the receiver in cuts. After a recovery, calls are repeated over the channel with the same target
                 name.
-            channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries on it, because the member
-                itself retries calls.
+            channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries on this channel, because
+                the member itself retries calls.
             listed: full names of methods of a service that is not part of cuts, such as /mail.Mail/Send. The member never repeats calls of
                 these methods. After a recovery, `unsettled` reports the calls that had no answer. "*" stands for all methods.
         """
@@ -406,7 +407,7 @@ class Member:
 
     @property
     def seen(self) -> int:
-        """Return the newest epoch such that the service has recorded all epochs up to it that include the service."""
+        """Return the newest epoch E such that the service has recorded every epoch up to E in which it takes part."""
         local = self._local
         if local is None:
             return 0
@@ -416,7 +417,7 @@ class Member:
         """Wait until a request can be accepted or rejected. Return True if the request may be accepted, or False if it belongs to an older
         history.
 
-        The caller's next work belongs to the same atomic piece as this decision.
+        The decision and the caller's next work form one atomic piece.
         """
         while True:
             if stamp is None:
@@ -510,7 +511,7 @@ class Member:
         self.ledger.running.clear()
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` when no work of an older history is running. If the service has threads, this means that all threads of older
+        """Call `then` when no work of an older history is running. If the service has threads, `then` is called when all threads of older
         histories have ended (`QuiescentService`)."""
         when_work_ended = getattr(self._front, "when_work_ended", None)
         if when_work_ended is None:

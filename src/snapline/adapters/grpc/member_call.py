@@ -6,9 +6,9 @@ therefore retries the call under the same id until an answer arrives, the caller
 
 A streaming call is treated as a single large call, and all its messages are recorded together. Only the first request and the final
 response of a streaming call carry stamps. A stream must therefore never be processed in part. Requests are sent only when the caller has
-produced the last one. The handler runs only when all requests have arrived, and the caller receives the responses only when the handler has
-ended. A call in which requests and responses depend on each other, such as a chat, cannot be part of a cut. Pass the names of such methods
-to `Member.channel(listed=…)`, so that their calls stream as usual.
+produced the last request. The handler runs only when all requests have arrived, and the caller receives the responses only when the handler
+has ended. A call in which requests and responses depend on each other, such as a chat, cannot be part of a cut. Pass the names of such
+methods to `Member.channel(listed=…)`, so that their calls stream as usual.
 """
 
 import asyncio
@@ -155,7 +155,8 @@ class MemberCall:
         return None, response, stamp
 
     def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_reported: bool) -> CallAnswer:
-        """Close the call. Return its answer, or raise the error if the error did not come from a member."""
+        """Close the call. Return the call's answer. If the last attempt failed with an error that did not come from a member, raise that
+        error."""
         ledger, call = self._member.ledger, self._call
         if is_reported:
             self._channel.member_plan = self._plan

@@ -293,7 +293,7 @@ class StreamHandler:
             yield message
 
     async def serve_one(self, request: Any, context: Any) -> bytes:
-        """Serve a request. Return its single response in serialized form."""
+        """Serve a request. Return the single response to the request in serialized form."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             return bytes(self._serialize(await self._function(request, context)))

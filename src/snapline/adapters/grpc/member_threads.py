@@ -26,11 +26,11 @@ may run in parallel, and cuts are the writers.
   gate, the thread inside would never leave. If a thread stayed inside for a long time, all other threads would have to wait. The gate is
   therefore closed for PATIENCE_NS and then open for the same time. The closed time and the open time are then doubled repeatedly until the
   cut is taken or its epoch has timed out. A cut is taken at the latest when the gate stays closed for longer than a piece of work takes.
-  Threads can enter for half of the time.
+  Threads can enter the gate for half of the time.
 - The caller repeats the request for as long as it wants a cut. The caller does not report that it no longer wants a cut. If the gate has
   received no request for LAPSE_NS, it assumes that no cut is wanted any longer.
-- Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all of them
-  have ended.
+- Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all these
+  threads have ended.
 
 Call all methods of the gate in the loop's thread. The caller must call `leave` atomically with entering the call in the ledger, and `end`
 atomically with storing the handler's answer.

@@ -360,7 +360,7 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """Make a call. Return its response, and an object that holds the call's status and metadata."""
+        """Make a call. Return the response, and an object that holds the call's status and metadata."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
@@ -537,7 +537,8 @@ class ThreadedMember:
     """Includes a gRPC service that uses threads as a member of a fleet.
 
     Attributes:
-        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put it before all other interceptors that change state.
+        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put the interceptor before all other interceptors that change
+            state.
     """
 
     def __init__(

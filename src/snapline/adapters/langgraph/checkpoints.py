@@ -11,15 +11,16 @@ pending write of a graph node.
 
 Each item of a list is therefore saved as a separate object, and small items are saved in groups of 64. A dict is saved as a list of
 alternating keys and values. The list itself is stored as a *list record*. A list record contains either the digests of all items, or a
-reference to a base record, the number of leading items taken from the base, and the digests of the remaining items. After max(32, n/8)
-records, a new chain of records is started. Appending n items one by one therefore takes about n references in total, and a read follows a
-chain of bounded length. Any value that is not a list or dict is stored as one object, or inline if it is very small.
+reference to a base record. With a base record, it also contains the number of leading items taken from the base and the digests of the
+remaining items. After max(32, n/8) records, a new chain of records is started. Appending n items one by one therefore takes about n
+references in total, and a read follows a chain of bounded length. Any value that is not a list or dict is stored as one object, or inline
+if it is very small.
 
     item, other value     length of the type's name (1) | type's name | bytes, both as LangGraph's serializer gives them
     list record           MessagePack: kind | items in an object | records before | items taken from the first; references: [base,] items
 
 All values are encoded and decoded by LangGraph's serializer, which must encode equal values to equal bytes. An encrypting serializer does
-not do this, so no objects could be shared. Encrypt the store instead of the values.
+not encode equal values to equal bytes, so no objects could be shared. Encrypt the store instead of the values.
 
 Deletion
 --------
@@ -444,7 +445,7 @@ def newest(
     """Return the ids of the checkpoints to keep when the checkpoint `added` is saved. The kept checkpoints are the `keep_last` newest ones
     and the ancestors from which these are built.
 
-    If `added` is older than all of these checkpoints, it is not kept.
+    If `added` is older than all of the kept checkpoints, it is not kept itself.
     """
     names = objects.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])

@@ -243,7 +243,8 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
 
 @functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
-    """Return whether the graph or a subgraph has a coroutine function as a node. LangGraph's `invoke` cannot run such nodes."""
+    """Return whether the graph or a subgraph has a coroutine function as a node. LangGraph's `invoke` cannot run nodes that are coroutine
+    functions."""
     graphs = [compiled, *(subgraph for _, subgraph in compiled.get_subgraphs(recurse=True))]
     return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
 

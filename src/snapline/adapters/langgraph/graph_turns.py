@@ -49,8 +49,8 @@ class SteppedThread:
         self._is_over = False
 
     async def run(self) -> Any:  # whatever the function returns
-        """Run the function until it ends, and return its result. The coroutine that runs `run` awaits each awaitable that the function
-        passes to `wait`. If this coroutine is closed, `wait` raises an error in the thread, so that the thread ends."""
+        """Run the function until it ends, and return its result. The method awaits each awaitable that the function passes to `wait`. If
+        the coroutine that awaits `run` is closed, `wait` raises an error in the thread, so that the thread ends."""
         try:
             awaitable = self._start()
             while awaitable is not None:
@@ -201,7 +201,7 @@ class GraphTurn:
     def message_id(self) -> UUID:
         """Return a new id for a message that has no id.
 
-        These ids must be unique among all turns of all agents, because agents send the messages to each other.
+        Message ids must be unique among all turns of all agents, because agents send the messages to each other.
         """
         return self.ctx.uuid()
 

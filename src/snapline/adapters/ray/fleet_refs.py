@@ -3,9 +3,9 @@
 If a class has async methods, it runs like one of Ray's async actors: all methods run in the event loop, and can interleave only at `await`
 expressions. All other classes run one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits in
 `ray.get` for another member, cuts contain the object's state from the beginning of that method. After a recovery, the interrupted method is
-rerun from this state before any other method runs. The rerun method makes the same calls and receives the same answers as before.
+rerun from its initial state before any other method runs. The rerun method makes the same calls and receives the same answers as before.
 
-As with Ray's own references, a program may await these references, pass them to `ray.get`, or drop them.
+As with Ray's own references, a program may await the references of calls, pass them to `ray.get`, or drop them.
 
 *Encoding.* Arguments, answers and actor states are encoded as JSON if JSON reproduces them exactly. All other values are pickled as in Ray.
 
@@ -94,8 +94,8 @@ ACTOR = "ray actor"
 
 
 class NotCapturable:
-    """Base class of objects that belong to this process and cannot be captured in a checkpoint. `unkeepable` is the error text for such an
-    object, and it explains how to proceed."""
+    """Base class of objects that belong to this process and cannot be captured in a checkpoint. `unkeepable` is the text of the error that
+    is raised for such an object. The text explains how to proceed."""
 
     unkeepable = ""
 
@@ -288,7 +288,7 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 class FleetRef(NotCapturable):
     """Reference to the result of a call to another member.
 
-    The method that made the call, or one of its tasks, can await the reference once only. If the reference is dropped, the member receives
+    The method that made the call, or one of its tasks, can await the reference only once. If the reference is dropped, the member receives
     the answer in place of the method.
 
     Attributes:

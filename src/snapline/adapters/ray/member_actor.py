@@ -179,7 +179,7 @@ class MemberActor:
     # ---- lifecycle ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> Member:
-        """Return the member. If it has not been started yet, start it in the running event loop first."""
+        """Return the member. If the member has not been started yet, start it in the running event loop first."""
         if self._member is not None:
             return self._member
         terms, ray = self._terms, load_ray()

@@ -6,8 +6,8 @@ Phases of a save:
     prepare_global_plan   the coordinating rank chooses the next epoch number, and the newest checkpoint as the base
     write_data            all ranks concurrently write their packs, which are still unreferenced (`RankWriter`)
     finish                the coordinating rank, when all ranks have reported, reads every pack's index back, writes the manifest, and
-                          publishes the epoch's ref. This is the commit point: before it the checkpoint does not exist, after it the
-                          checkpoint is complete
+                          publishes the epoch's ref. This is the commit point. Before this point the checkpoint does not exist, and after it
+                          the checkpoint is complete.
 
 Any number of ranks may be killed at any time. If ranks are killed before the commit point, the last complete checkpoint remains the newest.
 The next save by another process removes the incomplete data. Each new epoch number is higher than all numbers ever written, so no number is

@@ -57,7 +57,7 @@ class TurnGate:
             pass
 
     def close(self) -> None:
-        """Close the gate, so that turns that begin from now on wait."""
+        """Close the gate, so that new turns wait at it."""
         self._is_open = False
 
     def admit_one(self) -> bool:

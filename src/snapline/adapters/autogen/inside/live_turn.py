@@ -3,14 +3,14 @@
 The problem: AutoGen's handlers are coroutines in an event loop, and the loop does not reveal what a coroutine waits for. The turn must
 return control to the host when it ends or waits for replies.
 
-The model: a turn consists of its handler and of all tasks that the handler creates directly or indirectly (`track_tasks`). The turn is
-*blocked* when each of these tasks has ended or waits for a reply. The turn is *over* when all of these tasks have ended. A waiting task
-that only runs `send_message` (`asyncio.create_task(self.send_message(…))`) counts as ended once the handler has returned, because its reply
-is not used. The message of such a task counts as sent without waiting for a reply.
+The model: a turn consists of its handler and of all tasks that the handler creates directly or indirectly (`track_tasks`). A turn is
+*blocked* when each of its tasks has ended or waits for a reply. A turn is *over* when all of its tasks have ended. A waiting task that only
+runs `send_message` (`asyncio.create_task(self.send_message(…))`) counts as ended once the handler has returned, because its reply is not
+used. The message of such a task counts as sent without waiting for a reply.
 
 To learn what a task waits for, this module reads the awaited future from the task object. This module can trace most waits, such as those
-for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn then gets a short time
-to continue before it counts as blocked. The host later checks such a turn again.
+for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. A turn with such a task gets a
+short time to continue before it counts as blocked. The host later checks again whether the turn can continue.
 """
 
 import asyncio
@@ -107,12 +107,12 @@ class LiveTurn:
         return self._main.result()
 
     def take_items(self, *, is_over: bool) -> list[Item]:
-        """Return the messages sent since the last call. If `is_over` is set, mark them as messages whose senders await no replies."""
+        """Return the messages sent since the last call. If `is_over` is set, mark the messages as ones whose senders await no replies."""
         items, self.items = self.items, []
         return [{**item, "call": -1} for item in items] if is_over else items
 
     def close(self) -> None:
-        """Close a turn that is over or has been undone. The turn's remaining tasks are cancelled."""
+        """Close a turn that has ended or has been undone. The turn's remaining tasks are cancelled."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()

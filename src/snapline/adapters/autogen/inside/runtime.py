@@ -67,7 +67,8 @@ class SnaplineRuntime(AgentRuntime):
         Args:
             tracer_provider: accepted but ignored, because hosts export the traces (docs/tracing.md).
             hosts: number of processes of the program's fleet.
-            python: Python interpreter of snapline's environment. If empty, the value of the environment variable `SNAPLINE_PYTHON` is used.
+            python: Python interpreter of snapline's environment. If `python` is empty, the value of the environment variable
+                `SNAPLINE_PYTHON` is used.
         """
         self.registry = ProgramRegistry(intervention_handlers or ())
         self.runner = TurnRunner(self, self.registry)

@@ -160,7 +160,7 @@ class ProgramRegistry:
     # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
 
     async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
-        """Pass a message that is about to be sent through the intervention handlers. Raise MessageDroppedException if a handler drops the
+        """Pass an outgoing message to the intervention handlers before it is sent. Raise MessageDroppedException if a handler drops the
         message, and any error that a handler raises."""
         for intervention in self._interventions:
             message = _passed(
@@ -169,13 +169,13 @@ class ProgramRegistry:
         return message
 
     async def published(self, message: Any, context: MessageContext) -> Any:
-        """Pass a message that is about to be published through the intervention handlers. Raise the same errors as `sent`."""
+        """Pass an outgoing message to the intervention handlers before it is published. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
         return message
 
     async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
-        """Pass a response through the intervention handlers. Raise the same errors as `sent`."""
+        """Pass a response to the intervention handlers before it is sent. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"
@@ -212,8 +212,8 @@ class AgentObject:
     """An agent's object in this process.
 
     Attributes:
-        state: state at the end of the agent's last turn here. None if the agent had no turn in this process yet, or if the state is
-            unknown.
+        state: the agent's state at the end of its last turn in this process. None if the agent had no turn in this process yet, or if the
+            state is unknown.
         has_no_factory: whether the object was registered as an instance instead of being created by a factory.
     """
 
@@ -228,8 +228,8 @@ class TurnRunner:
     """Runs turns in this process. Each turn is identified by a name that its host has assigned.
 
     Attributes:
-        raised: message id → error that the handler of the message raised, kept for callers in this process that wait for the reply. Used
-            only if all agents are in this process.
+        raised: message id → error that the handler of the message raised, kept for callers in this process that wait for the reply. The map
+            is used only if all agents are in this process.
         begun: number of turns that have begun.
         heard: message id → future with which a caller outside of turns waits for the answer.
         unhandled: first error raised by a turn whose reply no caller waits for.
@@ -290,7 +290,7 @@ class TurnRunner:
         self._objects[agent] = AgentObject(made, has_no_factory=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
-        """Return agent id → object, for all objects in this process."""
+        """Return a map from agent id to object, for all objects in this process."""
         return dict(self._objects)
 
     async def object_of(self, agent: AgentId) -> AgentObject:

@@ -60,7 +60,7 @@ def encode_autogen_message(message: object, serializers: SerializationRegistry) 
     not reproduce the message, encode the message like `keep`.
 
     Raises:
-        NotSerializableError: neither encoding is possible, and the message cannot be pickled.
+        NotSerializableError: the message can be encoded neither by AutoGen's serializer nor in JSON, and it cannot be pickled.
     """
     name = type(message).__name__
     if not is_json(message, set()) and serializers.is_registered(
@@ -85,8 +85,8 @@ def encode_handler_error(error: BaseException) -> EncodedValue:
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Return whether decoding the value's JSON yields exactly the same value. For example, it does not if the same list occurs in two
-    places, because decoding yields two lists."""
+    """Return whether decoding the value's JSON yields exactly the same value. For example, the result is False if the same list occurs in
+    two places, because decoding yields two lists."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -104,7 +104,7 @@ class AgentStateCodec:
 
     If an agent defines both `save_state` and `load_state`, these methods are used. For all other agents, the attributes are saved, except
     those of AutoGen's base classes. Attributes that the factory creates and that cannot be pickled, such as clients, locks and queues, are
-    not saved either.
+    not saved.
     """
 
     def __init__(self, made: Any) -> None:
