@@ -99,7 +99,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
     None if the runs are equal.
 
     Args:
-        Args: runner: a module-level function that runs a seed. If the runner supports the argument `window_at`, the first differing journal
+        runner: a module-level function that runs a seed. If the runner supports the argument `window_at`, the first differing journal
             entry is determined.
     """
     setup_runner = load_runner(name_of(runner))
