@@ -122,7 +122,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """The fleet or scenario under test. Draws a scenario for each seed and runs it.
+    """The fleet or scenario under test. For each seed, the subject creates a scenario and runs it.
 
     Attributes:
         name: name of the fleet or scenario.
@@ -137,7 +137,7 @@ class Subject:
         at_end: AtEnd | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Accept a target and its options.
+        """Create a subject that runs the target with these options.
 
         Args:
             place: name of the test, which identifies a fleet that has no importable name.
@@ -184,7 +184,8 @@ class Subject:
         return scenario
 
     def _surrounded(self, seed: int) -> Scenario:
-        """Return the template with the fleet added. The number of hosts is random unless the template's faults name hosts."""
+        """Add the fleet to the scenario template, and return the result. The number of hosts is random unless the template's faults name
+        hosts."""
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault

@@ -49,7 +49,7 @@ class Occurrences:
 
 
 class RandomChoices:
-    """Choices drawn from a seed.
+    """Pseudorandom choices that a seed determines.
 
     Attributes:
         record: all nonzero choices so far, or None unless `is_recording`, because recording costs time.

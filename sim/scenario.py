@@ -8,8 +8,9 @@ A scenario is checked in three steps. First, msgspec checks types and allowed va
 Second, `check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys. Third,
 `faults.check_budget` checks that the faults do not exceed the fault budget.
 
-The standard library can read TOML but not write it. The writer in this module supports only the types of values that occur in scenarios:
-strings, numbers, booleans, lists and tables. `readable` adds the invalid value and the allowed values to the error messages of msgspec."""
+Python's standard library can read TOML files but cannot write them. The writer in this module supports only the types of values that occur
+in scenarios: strings, numbers, booleans, lists and tables. `readable` adds the invalid value and the allowed values to the error messages
+of msgspec."""
 
 import difflib
 import json
@@ -166,7 +167,8 @@ class FleetPart(Part, frozen=True, kw_only=True):
             replaces the traffic pattern.
         invariant: name of a function that is called with every complete cut of the user's fleet, such as "my_tests:no_coin_is_lost".
         at_end: name of a function that is called with the agents' final states when the user's fleet is idle, such as "my_tests:balances".
-        log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the default settings.
+        log_bytes_max, epoch_timeout: settings that apply if the fleet runs a traffic pattern. The values 0 and "" select the default
+            settings.
         is_varied: whether the user's fleet runs until it is idle, with this section's protocol and trigger instead of its own.
     """
 
@@ -322,7 +324,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def word(self) -> FaultKind:
-        """Return the value of the kind field that is set."""
+        """Return the settings of the fault, whose type depends on the kind of the fault."""
         return next(word for _, word in self.words())
 
     @property

@@ -32,13 +32,13 @@ The caller's duties:
 
 1. Execute the commands in order, before any message of a later turn is sent. *Safety depends on this rule:* a message that overtakes the
    marker becomes an orphan.
-2. Pass each message first to the core and then to the agent. A message counts as received when the core has returned.
+2. Pass each message first to the core and then to the agent. A message counts as received when the core has handled it.
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
 4. Ensure that every agent learns of each snapshot. If no channel leads to an agent, pass it a `SnapshotStarted` event.
 
-The algorithm does not cover channels that are opened later, or agents that join or leave. `protocols/epoch_stamped.py`, which real fleets
-run, covers both. This core serves as a reference: it is used in explorations and scripts, and its executions are compared with those in the
-literature.
+The algorithm does not cover channels that are opened later, or agents that join or leave. The protocol in `protocols/epoch_stamped.py`,
+which real fleets run, covers both cases. This core serves as a reference: it is used in explorations and scripts, and its executions are
+compared with those in the literature.
 
 `PlainModel` is the explorer's model of a fleet that runs this algorithm. There is a channel from every agent to every other agent. A
 message is passed to the core and consumed in one step. An agent sends its markers in the same step in which it records its state. Any agent
@@ -137,7 +137,7 @@ class _Recording:
 
 
 class ChandyLamportCore:
-    """Core of one agent that takes plain Chandy-Lamport snapshots. The core is not thread-safe and does no I/O.
+    """Core that takes Chandy-Lamport snapshots for one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
         incoming: ids of the agents from which channels lead to this agent, in ascending order. The channels never change.

@@ -1,5 +1,5 @@
-"""Model of a fleet with epochs, over the real cores. The module contains the common part of the two Chandy-Lamport protocols, and the model
-of the epoch-stamped protocol.
+"""Models of fleets that take checkpoints in epochs. The models run the real cores. The module contains the common part of the two
+Chandy-Lamport protocols, and the model of the epoch-stamped protocol.
 
 The coordinator begins a bounded number of epochs. It announces each epoch to every agent, with a delay, and collects the agents' reports.
 An epoch is complete when the reports cover all agents and all channels. The coordinator keeps the cut of the last complete epoch. The cut
@@ -18,8 +18,8 @@ The model uses the ledgers to check the following properties.
 
 `StampedModel` models `protocols.epoch_stamped`, which real fleets run. In this protocol, messages carry epoch numbers as stamps. A message
 is consumed on arrival, unless the agent must record its state first. If the agent must record its state first, the message waits in the
-mailbox, as the protocol's duty 1 requires. (A waiting message that a turn could have consumed is equivalent to a message that is still in
-its channel.) The following actions are separate steps: recording the state, sending the markers, sending a report, and running a turn that
+mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a message that is still in
+its channel. The following actions are separate steps: recording the state, sending the markers, sending a report, and running a turn that
 consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late, and reports may be
 outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm."""
 

@@ -70,7 +70,7 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
     """Explore every possible run within `bounds` until a run violates a guarantee or all runs have been explored.
 
     Args:
-        protocol: one of `EXPLORED`.
+        protocol: name of a protocol in `EXPLORED`.
         bounds: limits on the size of the fleet and its runs. By default, three agents send one message each, and there is one crash.
         model: factory for a model that replaces the protocol's own model. Used for mutants.
 

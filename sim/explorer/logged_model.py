@@ -3,9 +3,9 @@ including the recovery.
 
 Theory of operation
 -------------------
-Receiving a message and running its turn is one step. A message that the agent may not consume yet stays in its channel. (This excludes no
-behaviour, because a message in a mailbox that may not be consumed is equivalent to a message in transit.) A checkpoint contains the core's
-image, the ledger (the explorer's ground truth) and the log, and is durable immediately.
+Receiving a message and running its turn is one step. A message that the agent may not consume yet stays in its channel. This rule excludes
+no behaviour, because a message in a mailbox that may not be consumed is equivalent to a message in transit. A checkpoint contains the
+core's image, the ledger (the explorer's ground truth) and the log, and is durable immediately.
 
 A crash affects one agent. The recovery from a crash is one step. The product's code computes the recovery line (`Recoveries`). If an
 agent's entry in the recovery line is a checkpoint, the agent restarts from that checkpoint. Every other agent keeps its live state. Every
@@ -27,8 +27,8 @@ in `recovery.garbage` that later recovery lines need no other checkpoints is not
 moment, an agent may take a basic checkpoint or send a message. The number of each is bounded. An agent may also consume the first message
 in any channel, and before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, also after a crash, the
 model also checks what the protocol guarantees (G6). If the protocol is communication-induced, no checkpoint may be useless. If the protocol
-promises RDT, every dependency must be tracked. (A forced checkpoint remains even if the message that forced it is undone. So after a crash,
-a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states too.)"""
+promises RDT, every dependency must be tracked. A forced checkpoint remains even if the message that forced it is undone. So after a crash,
+a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states too."""
 
 import itertools
 from abc import abstractmethod

@@ -11,9 +11,9 @@ part is left. If a condition has a value, the parts together determine it: the l
 skews, or the most recently set delay. Invariant: the parts of all conditions determine the executor's state. The invariant does not cover
 the executor's own actions, such as restarting a node that was killed at a failpoint.
 
-*Partitions* cut directed pairs of nodes. The shapes of partitions are taken from Jepsen's nemeses. Hosts and coordinators are both nodes,
-so a partition may split the hosts, split the coordinators, or separate hosts from coordinators. Wherever the order of nodes matters, it is
-random. If all random choices are zero, nodes are in the order of their names.
+*Partitions* cut the traffic between pairs of nodes, in one or both directions. The shapes of partitions are taken from Jepsen's nemeses.
+Hosts and coordinators are both nodes, so a partition may split the hosts, split the coordinators, or separate hosts from coordinators.
+Wherever the order of nodes matters, it is random. If all random choices are zero, nodes are in the order of their names.
 
 *Healing.* After the last fault has ended, `heal` restores each node individually, because `Conditions` does not record nodes that were
 killed at a failpoint."""

@@ -1,5 +1,5 @@
-"""Ground truth of a simulated run. For every message, it records the sender, the receiver, and the turns in which the message was sent and
-consumed.
+"""The ground truth of a simulated run: what really happened, regardless of what the product reports. For every message, it records the
+sender, the receiver, and the turns in which the message was sent and consumed.
 
 Theory of operation
 -------------------
@@ -21,8 +21,8 @@ has sent messages that are still in the outbox, the messages have not left the s
 and a restart resends them.
 
 *Void messages.* If a message is sent to an agent that does not exist, or a creation is refused, the message becomes a dead letter of its
-sender. The world reports such messages (`on_unroutable`). Void messages remain in the ground truth, because earlier checkpoints of the
-sender still contain them, but consumption skips them. The judge uses `is_created` to check a refused creation.
+sender. The simulated world reports void messages by calling `on_unroutable`. Void messages remain in the ground truth, because earlier
+checkpoints of the sender still contain them, but consumption skips them. The judge uses `is_created` to check a refused creation.
 
 To record a turn, the ground truth looks up the branch, the agent and each channel once, and otherwise only appends to lists.
 

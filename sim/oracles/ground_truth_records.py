@@ -196,7 +196,8 @@ class CutPlace(msgspec.Struct, frozen=True):
 
 
 class CutRecord(msgspec.Struct):
-    """A cut of a branch. The record contains the positions of the agents in the cut, and of agents that had left before it.
+    """A cut of the history under one plan. The record contains the positions of the agents in the cut, and of agents that had left before
+    it.
 
     Attributes:
         checkpoints: for each agent, the digest of its checkpoint on disk when the epoch became complete.

@@ -549,7 +549,7 @@ class DeadLetterOracle:
     """Oracle that checks the dead letters and operator commands in one run.
 
     Attributes:
-        said: operator commands by key.
+        said: for each key, the operator command with this key.
         effects: for each kind of effect on a dead letter, the number of commands that had it in any history.
     """
 

@@ -304,7 +304,8 @@ class _Search:
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
-        """Follow an attribute of a module, of a class, or of a value that may be the agent itself."""
+        """Record the use of an attribute of a module, of a class, or of a value that may be the agent itself. Yield the functions to which
+        the attribute may refer."""
         if isinstance(holder, ModuleType):
             if holder.__name__ in OUTSIDE and holder.__name__ != "os":
                 found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))

@@ -1,4 +1,5 @@
-"""Index-based communication-induced protocols, BCS and HMNR. Every checkpoint has an index, and clocks increase along every Z-path.
+"""The index-based communication-induced checkpointing protocols BCS and HMNR. Every checkpoint has an index, and clocks increase along
+every Z-path.
 
 HMNR
 ----
@@ -96,7 +97,7 @@ class HmnrRule(CheckpointRule):
         _count: for each known agent, the number of its checkpoints known to this agent, including the initial checkpoint. No entry: 0.
         _not_taken: mask of the agents k for which `taken[k]` is false. It always contains this agent.
         _not_greater: mask of the agents k for which `greater[k]` is false. It always contains this agent.
-        _sent_to: agents that received messages since the last checkpoint.
+        _sent_to: mask of the agents to which this agent has sent messages since its last checkpoint.
         _changes: entries that the next message to each receiver must carry.
     """
 

@@ -5,8 +5,8 @@ Theory of operation
 Problem: from time to time, some agents, called the initiators of a round, need a new checkpoint. Which other agents must take a checkpoint
 too, so that the latest permanent checkpoints of all agents still form a consistent cut? Model: agents are crash-stop, channels are reliable
 and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there are no clocks. There is one round at a time, and round numbers
-increase. *Received* means consumed by a turn. `KooTouegCore` implements an agent's part of the protocol, and `KooTouegRound` the
-coordinator's part.
+increase. A message counts as *received* when a turn has consumed it. `KooTouegCore` implements an agent's part of the protocol, and
+`KooTouegRound` the coordinator's part.
 
 Each agent keeps two tables, which cover the time since its last permanent or tentative checkpoint. `received_from[j]` is the number of the
 last message received from j, and `first_sent[j]` the number of the first message sent to j. An entry that is missing counts as 0.
@@ -84,7 +84,7 @@ participant was asked.
 
 The caller of a round's core has the following duties.
 
-1. Begin each round with `RoundStarted`. Run one round at a time. Round numbers must increase.
+1. Begin each round by passing a `RoundStarted` event. Run one round at a time. Round numbers must increase.
 2. Commit a `Decide` to the log, then send the decision to every agent in `asked`. Begin the next round only after the decision has been
    sent.
 3. When a host reconnects, resend the requests for the questions in `open_questions`. Answers may arrive twice.
@@ -100,14 +100,14 @@ from snapline.errors import ProtocolError, UsageError
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Message `number` to the agent `to` has left the outbox."""
+    """The message with this number to the agent `to` has left the outbox."""
 
     to: str
     number: int
 
 
 class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A turn has consumed message `number` from the agent `sender`."""
+    """A turn has consumed the message with this number from the agent `sender`."""
 
     sender: str
     number: int
@@ -206,18 +206,18 @@ _DECODER = msgspec.msgpack.Decoder(_Image)
 
 
 class KooTouegCore:
-    """Core that runs the protocol for one agent. It is not thread-safe and does no I/O.
+    """Core that runs the protocol for one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
         round: number of the latest round that this agent knows of, or 0 before the first round. It never decreases. The core ignores
             requests of older rounds.
-        received_from: sender → number of the last message received since the last checkpoint.
-        first_sent: receiver → number of the first message sent since the last checkpoint.
+        received_from: for each sender, the number of the last message received since this agent's last checkpoint.
+        first_sent: for each receiver, the number of the first message sent since this agent's last checkpoint.
         _is_decided: whether this agent knows the decision of `round`. If so, further requests of the round are ignored.
         _is_refused: whether this agent has answered no in `round`. If so, the agent repeats this answer for each further request of the
             round.
         _asked_by: the agent on whose behalf the tentative checkpoint was requested.
-        _saved: the tables as they were before the tentative checkpoint. None if there is no tentative checkpoint.
+        _saved: the tables as they were before the tentative checkpoint, or None if there is no tentative checkpoint.
     """
 
     __slots__ = ("_asked_by", "_is_decided", "_is_refused", "_saved", "agent", "first_sent", "received_from", "round")
@@ -476,7 +476,7 @@ Question = tuple[str, str | None]
 
 
 class KooTouegRoundImage(msgspec.Struct, frozen=True):
-    """A hashable image of a round. The docstring of `KooTouegRound` describes the fields."""
+    """A hashable copy of a round's state. The docstring of `KooTouegRound` describes the fields."""
 
     round: int
     initiators: tuple[str, ...]
@@ -489,7 +489,7 @@ class KooTouegRoundImage(msgspec.Struct, frozen=True):
 
 
 class KooTouegRound:
-    """Core that runs one round at the coordinator. It is not thread-safe and does no I/O.
+    """Core that runs one round at the coordinator. The core is not thread-safe and does no I/O.
 
     Attributes:
         initiators: ids of the initiators in ascending order. A round has at least one initiator.
@@ -509,7 +509,7 @@ class KooTouegRound:
         Args:
             round: number of the round, which must be committed to the coordinator's log.
             initiators: agents that need a checkpoint.
-            gone: agents that have left the fleet after a last checkpoint.
+            gone: agents that have left the fleet after taking a last checkpoint.
 
         Raises:
             UsageError: If there is no initiator, or if an initiator has left the fleet.

@@ -39,7 +39,7 @@ transit from their logs.
 
 The disadvantage of uncoordinated checkpointing is that checkpoints may be *useless*, which means that they are part of no consistent cut. A
 rollback may force further rollbacks, in the worst case to the initial states (the domino effect; B. Randell, "System Structure for Software
-Fault Tolerance", 1975). Rules that force checkpoints prevent this. `UncoordinatedRule` does not ensure G6."""
+Fault Tolerance", 1975). Rules that force checkpoints prevent the domino effect. `UncoordinatedRule` does not ensure G6."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -49,7 +49,7 @@ from snapline.protocols.piggyback import ORDINALS_MAX, ImageReader
 
 
 class CheckpointRule(ABC):
-    """State that a protocol with independent checkpoints keeps for one agent. It is not thread-safe and does no I/O.
+    """State that a protocol with independent checkpoints keeps for one agent. The object is not thread-safe and does no I/O.
 
     Attributes:
         name: the protocol's name in a fleet's configuration.
@@ -67,7 +67,7 @@ class CheckpointRule(ABC):
 
         Args:
             agent: the agent's ordinal.
-            agents: number of agents, if known. More agents may join. No decision depends on this number.
+            agents: number of agents, if known. More agents may join. The number does not affect the rule's decisions.
 
         Raises:
             UsageError: the ordinal is out of range.
@@ -81,7 +81,7 @@ class CheckpointRule(ABC):
         """Record that the agent is taking a checkpoint now.
 
         Args:
-            cause: piggyback of the message that forces the checkpoint. None for a basic checkpoint.
+            cause: piggyback of the message that forces the checkpoint, or None for a basic checkpoint.
         """
 
     @abstractmethod

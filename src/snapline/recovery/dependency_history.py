@@ -196,7 +196,7 @@ class Climb:
 class TotalLine:
     """The total-failure line: the greatest consistent cut of all durable checkpoints in `records`.
 
-    After each change of the records, the caller must call the corresponding method before any other method.
+    After each change to the records, the caller must first call the method of this class that corresponds to the change.
 
     Attributes:
         places: for each agent (by ordinal), its checkpoint on the line.

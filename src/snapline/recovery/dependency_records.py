@@ -30,11 +30,11 @@ these channels, so it visits each recorded change at most once.
 `single_failures` computes the recovery lines for the failure of each single agent in one pass over the rollback-dependency graph (Bhargava
 and Lian). The nodes of the graph are intervals between checkpoints, each named after the checkpoint that begins it. An edge leads from each
 interval to the next one of the same agent. For each interval with sends on a channel, an edge leads to the interval in which the receiver
-received the first of these messages. (The later messages were received in the same or later intervals, since channels are FIFO.) If
-`failed` fails, each agent restarts from the beginning of its first interval reachable from the live interval of `failed`. If there is no
-such interval, the agent keeps its live state. One pass over the strongly connected components (Tarjan) computes all sets of reachable
-intervals. Each set is stored as the bits of one integer. The recovery line for several simultaneous failures is the entrywise minimum of
-the lines for the single failures.
+received the first of these messages. The later messages were received in the same or later intervals, since channels are FIFO. If `failed`
+fails, each agent restarts from the beginning of its first interval reachable from the live interval of `failed`. If there is no such
+interval, the agent keeps its live state. One pass over the strongly connected components (Tarjan) computes all sets of reachable intervals.
+Each set is stored as the bits of one integer. The recovery line for several simultaneous failures is the entrywise minimum of the lines for
+the single failures.
 
 Cuts by numbers
 ---------------
@@ -83,7 +83,7 @@ class Column:
         return self.counts[-1] if self.counts else 0
 
     def first_with(self, count: int) -> int:
-        """Return the first checkpoint whose message count is at least `count`. Such a checkpoint must exist."""
+        """Return the first checkpoint whose message count is at least `count`, which must exist."""
         return self.at[bisect_left(self.counts, count)]
 
     def first_beyond(self, count: int) -> int | None:
@@ -231,7 +231,7 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """Make `number` the agent's oldest checkpoint instead of 0. The call is allowed only before another checkpoint is added."""
+        """Make `number` the agent's oldest checkpoint instead of 0. This method may be called only before another checkpoint is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
@@ -247,7 +247,7 @@ class Records:
         return numbers[max(bisect_left(numbers, number) - 1, 0)]
 
     def after(self, agent: int, number: int) -> int:
-        """Return the oldest stored checkpoint after `number`. Such a checkpoint must exist."""
+        """Return the oldest stored checkpoint after `number`, which must exist."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, number)]
 

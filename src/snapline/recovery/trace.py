@@ -187,7 +187,7 @@ class _Reader:
         _numbers: for each position, the number of the event's line in the trace.
         _sent, _received: for each message id, the position of the send or receive. An undone send or receive has no entry.
         _undone: positions of undone events.
-        _is_empty: whether only blank lines have been read.
+        _is_empty: whether only blank lines have been read so far.
     """
 
     def __init__(self) -> None:

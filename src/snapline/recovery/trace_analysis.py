@@ -41,9 +41,9 @@ agents.
 Other protocols
 ---------------
 `redecide` replays a trace under a different protocol. It drops the forced checkpoints and lets that protocol decide where to force
-checkpoints. The messages, their order, and the basic checkpoints remain. Before each receive, the protocol decides whether to take a
-checkpoint first. The protocol `cas` takes one after each send instead. The replay runs the same protocol code as a live fleet, with the
-events of the trace. In a live fleet, `cas` takes one checkpoint after all sends of a turn, but a trace does not show turns.
+checkpoints. The replay does not change the messages, their order, or the basic checkpoints. Before each receive, the protocol decides
+whether to take a checkpoint first. The protocol `cas` takes one after each send instead. The replay runs the same protocol code as a live
+fleet, with the events of the trace. In a live fleet, `cas` takes one checkpoint after all sends of a turn, but a trace does not show turns.
 
 A message may carry only the changes since the last message on its channel, which is correct only if the channel is FIFO. In a trace,
 messages may overtake each other. If the receives on a channel are not a prefix of its sends, in order and without gaps, each message

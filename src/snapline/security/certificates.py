@@ -1,9 +1,9 @@
 """Manages a fleet's own certificate authority, which signs certificates. This module requires `snapline[crypto]`.
 
-All files are in one folder. The authority's certificate contains the trust domain of its fleet, so certificates issued later belong to the
-same domain. A certificate contains a SPIFFE URI with a role and a name, which identifies a client, and DNS names, which identify a server.
-The certificate of a coordinator replica contains two DNS names. Other replicas connect to a replica by its own DNS name. Hosts and tools,
-which do not know the individual replicas, connect by the name `coordinator.coordinator.DOMAIN`.
+All files of the authority are in one folder. The authority's certificate contains the trust domain of its fleet, so certificates issued
+later belong to the same domain. A certificate contains a SPIFFE URI with a role and a name, which identifies a client, and DNS names, which
+identify a server. The certificate of a coordinator replica contains two DNS names. Other replicas connect to a replica by its own DNS name.
+Hosts and tools, which do not know the individual replicas, connect by the name `coordinator.coordinator.DOMAIN`.
 
 Keys are P-256 keys, stored in unencrypted files that only their owner can read. Anyone who has the file `ca.key` can issue any certificate,
 so do not store it on the fleet's machines."""

@@ -216,8 +216,8 @@ class Caller(NamedTuple):
 
     Attributes:
         digest: digest of the token that proves the identity, or empty if the call has no token.
-        certificate: certificate chain in PEM format that proves the identity of a caller without a token. It is set only for calls that are
-            logged.
+        certificate: certificate chain in PEM format that proves the identity of a caller without a token. The certificate is set only for
+            calls that are logged.
     """
 
     identity: Identity | None
