@@ -8,17 +8,16 @@ log also yields these bytes.
 
 The rules use the terms defined in `docs/protocols.md`:
 
-1. *One outcome* (G4). Each epoch is open until it is either completed or aborted, and this happens only once. An operation that begins an
-   epoch or commits a plan contains the epoch or plan number that its proposer believes to be current. If this number is outdated, the
-   operation is refused, and its proposer reads the state again.
+1. *One outcome* (G4). Each epoch ends exactly once: it is either completed or aborted. An operation that begins an epoch or commits a plan
+   is refused if its proposer had outdated epoch or plan numbers. The proposer then reads the state again.
 2. *Fences* (G9). Host start numbers, plan numbers, epoch numbers and incarnations only increase. Each plan increases the incarnation of
-   every living agent.
-   An operation requested by a host contains the host's plan number and start number. It is refused if either number is no longer current.
+   every living agent. An operation requested by a host contains the host's plan number and start number. The operation is refused if either
+   number is no longer current.
 3. *A plan permanently discards* the work that it rolls back. Elnozahy, Alvisi, Wang, Johnson 2002, section 2, explain why an undone
    checkpoint must never be used again. A plan's recovery line is the newest complete epoch that is not condemned. The plan aborts all open
    epochs, and undoes the agent creations and removals after its recovery line. In autonomous protocols, an epoch with the trigger
-   "recovery" may begin and complete before the plan is committed. It contains the surviving states, and becomes the plan's recovery line. A
-   restore is a plan that also makes all complete epochs above its recovery line permanently void.
+   "recovery" may begin and complete before the plan is committed. This epoch contains the surviving states, and becomes the plan's recovery
+   line. A restore is a plan that also makes all complete epochs above its recovery line permanently void.
 4. *Membership.* Epoch e contains the agents that were created before e and not removed before e. Agents created while epoch e was open are
    *unborn* in e. If the manifest of e names an unborn agent, a recovery to e brings the agent back, because the message that creates it is
    in transit in e. A member of e is also unborn if its creation is in transit or is still pending in its parent's checkpoint.

@@ -9,7 +9,7 @@ is the plan's recovery line, where 0 denotes the initial states. The predecessor
 even if one of its epochs is found to be damaged.
 
 A *void* epoch is a complete epoch that was discarded when the fleet was restored to an earlier epoch. A void epoch never becomes a recovery
-line again. Otherwise, the next failure would undo the restore. No valid epoch follows a void epoch, because a restore makes all later
+line again, because the next failure would then undo the restore. No valid epoch follows a void epoch, because a restore makes all later
 complete epochs void too.
 
 Void epochs are forgotten in any order, and all other epochs oldest first. `FleetImage.forgotten` is the highest number of a forgotten epoch
@@ -77,7 +77,7 @@ class FleetView:
 
     @property
     def is_fork_without_epoch(self) -> bool:
-        """Return whether this fleet is a fork without a usable epoch. It then cannot start, because a fork has no initial states."""
+        """Return whether this fleet is a fork without a usable epoch. A fork has no initial states, so this fleet cannot start."""
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_of_request(self, request: str) -> PlanRecord | None:
@@ -122,8 +122,8 @@ class FleetView:
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete and neither condemned nor void, or 0 if there is none. This epoch is the recovery line
-        of the next plan."""
+        """Return the recovery line of the next plan: the newest epoch that is complete and neither condemned nor void, or 0 if there is
+        none."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch
@@ -150,7 +150,7 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """Return the time at which the recovery that this plan completed first became necessary.
+        """Return the time at which the recovery completed by this plan first became necessary.
 
         Immediately preceding plans that were never fully applied belong to the same recovery.
         """
@@ -310,8 +310,8 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return the plan's newest epoch below `below` that is not open. If there is none, return the plan's recovery line. Return None if the
-    predecessor has been forgotten or may have been forgotten."""
+    """Return the plan's newest epoch below `below` that is not open, or the plan's recovery line if no such epoch exists. Return None if
+    the predecessor has been forgotten or may have been forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:

@@ -14,8 +14,8 @@ only once, even if several processes report it.
 When a turn succeeds, its count is reset. If a host's process ends between turns, the counts of all agents on the host are reset, because
 the next process may run different code.
 
-If several turns were running when the process died, the death is counted for each of them. However, if one of them ran on the event loop
-and has been counted before, only turns like this one are counted. Turns in threads run for a long time and are less likely to be the cause.
+If several turns were running when the process died, the death is counted for each of them. Exception: if turns on the event loop that
+already have a count were running, only these turns are counted. Turns in threads run for a long time and are less likely to be the cause.
 
 The `check_…` functions validate *tools' requests about hosts* before the requests reach the leader core.
 
@@ -397,9 +397,9 @@ def place(
 
     If a placement rule names an agent, the agent may run only on the rule's hosts, unless none of them is in `hosts`. Other agents may run
     on any host. An agent stays on its current host if it may run there. With `is_even`, the agent must move if the host already has its
-    share of agents. The remaining agents are placed in the given order, but agents that a rule names are placed first. Each of them goes to
-    the permitted host with the least weight so far, or in a tie, to the first host by name. So if a host receives an agent without a rule,
-    its weight exceeds the lightest host's weight by at most the weight of the heaviest moved agent.
+    share of agents. The remaining agents are placed in the given order, but agents that a rule names are placed first. An agent is placed
+    on the permitted host with the least weight so far, or in a tie, on the first host by name. So if a host receives an agent without a
+    rule, the host's weight exceeds the lightest host's weight by at most the weight of the heaviest moved agent.
 
     Args:
         agents: pairs of an agent and its current host (or ""), in an order that is the same on every replica.

@@ -106,7 +106,7 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
 
 class ForgetHosts(Kind, frozen=True, gc=False):
-    """Removal of the records of these hosts. None of the hosts may be alive or have agents."""
+    """Removal of the records of these hosts, none of which may be alive or have agents."""
 
     hosts: tuple[str, ...]
 
@@ -151,7 +151,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
 
 class Restore(Kind, frozen=True, gc=False):
-    """A restore of the fleet. This one log entry makes all complete epochs above `line_epoch` void and commits a plan that starts from
+    """A restore of the fleet. A single log entry makes all complete epochs above `line_epoch` void and commits a plan that starts from
     `line_epoch`.
 
     Attributes:
@@ -207,7 +207,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
-    """Abort of an open epoch. Its data becomes garbage."""
+    """Abort of an open epoch, whose data is then no longer needed."""
 
     epoch: int
     reason: str

@@ -143,7 +143,7 @@ class StoreMissingError(StoreError):
 
 
 class StoreKeyError(StoreError):
-    """The encryption key does not fit the store. Either the key is wrong, or it is missing, or the store is not encrypted."""
+    """The encryption key is wrong or missing, or a key was given although the store is not encrypted."""
 
     exit_code = 2
 
@@ -251,7 +251,7 @@ class WaitTimeoutError(ExternalFailureError, TimeoutError):
 
 
 class UnansweredCallError(ExternalFailureError):
-    """This call will never be answered. The called turn failed or ended without an answer, or the called agent does not exist."""
+    """A call will never be answered, because the called turn failed or ended without an answer, or the called agent does not exist."""
 
 
 class InputsError(ExternalFailureError):

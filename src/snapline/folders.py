@@ -26,5 +26,5 @@ def sync_folder(path: str | Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file. If it is missing, create it with mode 0600. Pass this function as the `opener` of `open`."""
+    """Open a file, and create it with mode 0600 if it is missing. Pass this function as the `opener` of `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -4,8 +4,8 @@ Because each child leads its own session, a Ctrl-C at the terminal reaches only 
 reaches the processes that the child started. When a child exits, the launcher kills the remaining processes in its process group.
 `deploy/parent_watch.py` ensures that a child dies with its launcher.
 
-Starting a child is one short blocking call, so a cancellation cannot leave an unknown process running. If a fork server runs, it forks the
-child. Otherwise the launcher runs the command as a new program, and a pidfd reports its exit. A pidfd requires Linux, but needs neither a
+Starting a child is one short blocking call, so a cancellation cannot leave an unknown process running. If a fork server is running, it
+forks the child. Otherwise the launcher starts a new program, and a pidfd reports its exit. A pidfd requires Linux, but needs neither a
 thread nor a signal handler.
 
 The fork server
@@ -15,9 +15,9 @@ everything, and sends it requests over a socket pair. Each request carries the f
 fork because it has only one thread, and has imported gRPC without using it.
 
 The forked children die with the server, and the server dies with its launcher. The server reports each exit, but reaps the child only at
-the launcher's command. Until then the child's process id is not reused, so a signal cannot reach another process by mistake.
+the launcher's command. Until a child is reaped, its process id is not reused, so a signal cannot reach another process by mistake.
 
-The launcher also works without the server. It starts the child as a new program in these cases:
+The launcher also works without the server. The launcher starts the child as a new program in these cases:
 
 - The imported code has changed on disk, so the server refuses to fork.
 - The command does not run snapline.
@@ -120,7 +120,8 @@ class ForkedProcess:
     """A child of a fork server.
 
     Attributes:
-        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
+        returncode: the exit code, or the negative signal number if a signal killed the process. `returncode` is None while the process
+            runs.
     """
 
     def __init__(self, pid: int) -> None:
@@ -294,7 +295,8 @@ class SpawnedProcess:
     """A child process that was started as a new program.
 
     Attributes:
-        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
+        returncode: the exit code, or the negative signal number if a signal killed the process. `returncode` is None while the process
+            runs.
     """
 
     def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
@@ -372,7 +374,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The child's exit code, or the negative signal number if a signal killed the child. None while the child runs."""
+        """The child's exit code, or the negative signal number if a signal killed the child, or None while the child runs."""
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:

@@ -94,8 +94,8 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
     Clients can continue to use addresses that have not changed.
 
     Raises:
-        UsageError: If the fleet in this folder has a different number of coordinators. For example, a coordinator that has lost its
-            recorded votes must not vote again.
+        UsageError: If the fleet in this folder has a different number of coordinators. The number must not change, because a coordinator
+            that has lost its recorded votes must not vote again.
     """
     earlier = read_addresses(data_dir)
     if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():

@@ -52,10 +52,10 @@ class DetachedPlan(msgspec.Struct, frozen=True):
         machines: host names for `ssh`, one for each machine.
         ssh: the ssh program with its options.
         sbatch: options for `sbatch`.
-        python: path of the Python interpreter on the machines. If this is empty, the launcher uses its default.
+        python: path of the Python interpreter on the machines. If `python` is empty, the launcher uses its default.
         image: image of the containers.
         code: the remote folder that contains the fleet's module; for containers, the local folder.
-        tls: a local folder created by `snapline auth init`. On Slurm, all nodes must share this folder. If this is empty, TLS is disabled.
+        tls: a local folder created by `snapline auth init`. On Slurm, all nodes must share this folder. If `tls` is empty, TLS is disabled.
     """
 
     place: DetachedPlace
@@ -261,8 +261,8 @@ async def _renew_certificates_periodically(
 ) -> None:
     """Until cancelled, send the certificates in the plan's folder to the processes whenever the files change.
 
-    A renewal by the user replaces one file after another. If a process receives files that do not match each other, it rejects them. It
-    receives the complete set after the next check. On Slurm, the processes read the certificates from the folder instead.
+    A renewal by the user replaces one file after another. A process rejects files that do not match each other, and receives the complete
+    set after the next check. On Slurm, the processes read the certificates from the folder instead.
     """
     while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)

@@ -1,13 +1,13 @@
-"""Run a launch agent, which starts and watches a launcher's processes on another machine. The processes are its children.
+"""Run a launch agent, which starts and watches a launcher's processes on another machine as its children.
 
     python -m snapline.deploy.launch_agent bridge FOLDER     connect the standard streams to FOLDER's launch agent, and start it if
     necessary python -m snapline.deploy.launch_agent serve FOLDER      run the launch agent until a launcher closes it or it has been idle
     for a while
 
-The launcher connects to a launch agent through a program, such as `ssh`, that runs a command on another machine. That command is called the
-*bridge*. The launch agent keeps running without a connection. If a connection breaks, the processes keep running, and any launcher finds
-them when it connects again. The processes die with the launch agent (`deploy/parent_watch.py`). A launch agent exits after it has had
-neither child processes nor connections for some time.
+The launcher connects to a launch agent through a program, such as `ssh`, that runs the *bridge* command on another machine. The launch
+agent keeps running without a connection. If a connection breaks, the processes keep running, and any launcher finds them when it connects
+again. The processes die with the launch agent (`deploy/parent_watch.py`). A launch agent exits after it has had neither child processes nor
+connections for some time.
 
 The launcher that opened a launch agent most recently *holds* it. The launch agent rejects commands from all other launchers. So two
 launchers never control the same processes, and a delayed command cannot start a process after the launch agent was closed.
@@ -109,8 +109,8 @@ class LaunchAgent:
         self._is_over = asyncio.Event()
 
     async def serve(self, idle_s: float) -> None:
-        """Serve requests until a launcher closes the launch agent or it has been idle for `idle_s`. Then end all processes and remove all
-        files."""
+        """Serve requests until a launcher closes the launch agent or it has been idle for `idle_s`. Afterwards, end all processes and
+        remove all files."""
         make_private(self._runtime)
         shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # keys that a killed launch agent left behind
         (self._runtime / SOCKET).unlink(missing_ok=True)
@@ -141,8 +141,8 @@ class LaunchAgent:
         self._is_over.set()
 
     async def shut_down(self) -> bool:
-        """Run all shutdown commands concurrently. After each command, end the process to which it belongs. This is called when Slurm's time
-        limit is near.
+        """Run all shutdown commands concurrently. After each command, end the process to which it belongs. The launch agent calls this when
+        Slurm's time limit is near.
 
         Return False if no shutdown commands are registered.
         """
@@ -243,8 +243,8 @@ class LaunchAgent:
     def _exit_to_report(self, handle: Handle, found: Exit | None) -> Exit | None:
         """Return the exit that is reported to the launcher.
 
-        If this launch agent itself ended the host, hide the exit code. The host then exits with 0, which would otherwise mean that the
-        fleet has ended.
+        If this launch agent itself ended the host, hide the exit code. The exit code is 0 in this case, which would mean that the fleet has
+        ended.
         """
         if found is None or handle not in self._evicted:
             return found
@@ -294,8 +294,8 @@ def serve(
 ) -> None:
     """Run the launch agent until it ends.
 
-    SIGTERM shuts the launch agent down cleanly. SIGUSR1 runs the shutdown commands. If any were run, the launch agent then exits, unless
-    `on_time_limit` returns True.
+    SIGTERM shuts the launch agent down cleanly. SIGUSR1 runs the shutdown commands. If there were shutdown commands, the launch agent then
+    exits, unless `on_time_limit` returns True.
     """
 
     async def run() -> None:

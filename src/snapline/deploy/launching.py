@@ -59,7 +59,7 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Starts, ends and watches processes. Use a launcher only in one event loop. Its methods may run concurrently there."""
+    """Starts, ends and watches processes. Use a launcher only in one event loop. Several of its methods may run concurrently."""
 
     @property
     def where(self) -> str:
@@ -144,7 +144,7 @@ class Commands(Protocol):
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """Return the command line of coordinator replica `name`, which listens at `address`.
 
-        `members` maps the id of each replica to its address. It is empty if there is only one coordinator.
+        `members` maps the id of each replica to its address. `members` is empty if there is only one coordinator.
         """
         ...
 
@@ -185,7 +185,7 @@ class SnaplineCommands:
             arguments: arguments to pass if FLEET is a function.
             on_failure: whether agents of a lost host "move" to other hosts or wait for a "restart".
             trace_every: if N, trace every N-th message of each channel; 0 disables tracing.
-            store: URL or path of the store. If this is empty, the store is a folder in `data_dir`.
+            store: URL or path of the store. If `store` is empty, the store is a folder in `data_dir`.
             listen: address where hosts listen.
             metrics: address at which each process serves metrics; empty to serve no metrics.
             log: `--log-…` and `--otel` options.

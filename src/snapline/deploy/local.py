@@ -1,4 +1,4 @@
-"""Run a whole fleet on this machine. It has N host processes and one, three or five coordinator processes.
+"""Run a whole fleet on this machine, with N host processes and one, three or five coordinator processes.
 
 `LocalLauncher` starts the processes as its children (`deploy/child.py`), and `deploy/supervisor.py` restarts them. A coordinator keeps its
 port when it is restarted. A fleet writes only to its own folder (`deploy/data_directory.py`). If a fleet restarts in the same folder with
@@ -196,7 +196,7 @@ class LocalFleet(LaunchedFleet):
             arguments: arguments to pass if FLEET is a function.
             on_failure: whether agents of a lost host wait for a "restart" or "move" to other hosts.
             trace_every: if N, trace every N-th message of each channel to `DIR/traces`; 0 disables tracing.
-            store: URL or path of the checkpoint store. If this is empty, the store is `DIR/store`.
+            store: URL or path of the checkpoint store. If `store` is empty, the store is `DIR/store`.
             metrics: address, with port 0, at which each process serves metrics; empty to serve no metrics. `DIR/metrics` then contains the
                 actual addresses.
             log: `--log-format`, `--log-level` and `--otel` options of each process. The defaults come from the environment; without them,
@@ -205,7 +205,8 @@ class LocalFleet(LaunchedFleet):
             connect: function that creates a client for the coordinators' comma-separated addresses; by default `CoordinatorClient`.
             on_note: called with a sentence for each action of the launcher.
             on_status: called with every status that is read from the coordinator.
-            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes. If this is 0, `stop` takes no snapshot.
+            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes. If `last_snapshot_s` is 0, `stop` takes no
+                snapshot.
             begin_anew: whether the fleet starts from its initial states if all of its snapshots are damaged.
         """
         self.data_dir = data_dir

@@ -1,7 +1,7 @@
 """Run a command so that the kernel kills it as soon as its launcher dies.
 
 Usage: `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. This program asks Linux to send it a SIGKILL when its parent dies
-(PR_SET_PDEATHSIG), and then executes PROGRAM. The setting survives `execv`. A separate program does this, because the launcher has gRPC's
+(PR_SET_PDEATHSIG), and then executes PROGRAM. The setting survives `execv`. This is a separate program, because a launcher has gRPC's
 threads. After a fork of a process with threads, only async-signal-safe code may run.
 
 The kernel watches the *thread* that started the child. So start children from a thread that lives as long as the launcher.

@@ -32,7 +32,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         name: name of the fleet, which is unique at its place.
         fleet, arguments: `MODULE:FLEET`, and the arguments to pass if FLEET is a function.
         data_dir: path, on every node, of the folder for logs and the coordinators' files. The nodes need not share this folder.
-        store: URL of the store, or a path that all nodes share. If this is empty, the store is the folder `store` in `data_dir`, and all
+        store: URL of the store, or a path that all nodes share. If `store` is empty, the store is the folder `store` in `data_dir`, and all
             nodes must share `data_dir`.
         node: resources to reserve for each host on its node. Used only on Ray.
         on_failure: whether agents of a lost host move to other hosts immediately, or first wait for the host to return. The host is
@@ -40,7 +40,8 @@ class FleetPlan(msgspec.Struct, frozen=True):
         is_insecure: whether plaintext between nodes is allowed.
         domain: trust domain of the certificates.
         log: command-line options for logs and OpenTelemetry, for each process.
-        last_snapshot_s: time limit in seconds for the last snapshot when the fleet is shut down. If this is 0, no last snapshot is taken.
+        last_snapshot_s: time limit in seconds for the last snapshot when the fleet is shut down. If `last_snapshot_s` is 0, no last
+            snapshot is taken.
         begin_anew: whether the fleet starts from its initial states if all of its snapshots are damaged.
         has_metrics: whether each process serves metrics on its own port. The folder `metrics/` in `data_dir` contains the addresses.
     """

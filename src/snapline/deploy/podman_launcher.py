@@ -10,7 +10,8 @@ containers. Each container:
 - receives certificates as podman secrets;
 - runs without capabilities, on a read-only file system, as the user who starts the fleet.
 
-The first process of a container is a small init program (`--init`). Without it, a program that has no SIGTERM handler would ignore SIGTERM.
+The first process of a container is a small init program (`--init`). If the first process were a program without a SIGTERM handler, it would
+ignore SIGTERM.
 """
 
 import asyncio
@@ -264,7 +265,7 @@ class PodmanLauncher:
         await self.thaw(handle)  # a frozen container does not react to the signal
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze the whole container through its control group. A signal would reach only the container's init process."""
+        """Freeze the whole container through its control group, because a signal would reach only the container's init process."""
         await self._run_quietly("pause", handle)
 
     async def thaw(self, handle: Handle) -> None:

@@ -1,8 +1,8 @@
 """Launcher and supervisor for a fleet on a Ray cluster. The fleet keeps running after the program that started the fleet has exited.
 
-A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, but with the Ray launcher. If this actor dies, Ray restarts it with
-the same plan on any node. The restarted supervisor finds the workers and running processes by name and takes them over. Until then, dead
-processes are not restarted, and the coordinator detects lost hosts only by missing heartbeats.
+A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, but with the Ray launcher. If the supervisor actor dies, Ray restarts
+it with the same plan on any node. The restarted supervisor finds the workers and running processes by name and takes them over. Until the
+restart, dead processes are not restarted, and the coordinator detects lost hosts only by missing heartbeats.
 
 Ray restarts a supervisor with its original certificates. So renewing certificates requires a new supervisor (`renew`). The new supervisor
 starts every process again under the same name. The processes are already running, so their workers only store the new files.
@@ -16,11 +16,11 @@ lines: `@node` by the node's address, and `@private/NAME` by the path of a certi
 
 When Ray reports that an actor or node has died, the supervisor reports the loss of the actor's process to the coordinator. The coordinator
 may detect the loss earlier by missing heartbeats. Ray's report may be wrong. The actor and its process may still be running on a node that
-Ray has given up. This is harmless: the host has been replaced, so its messages are rejected (G9).
+Ray has given up. This process is harmless, because its host has been replaced and its messages are rejected (G9).
 
-To start a process, the launcher waits for its worker without a time limit, because the cluster may get another node later. Meanwhile, the
-fleet continues on the remaining hosts. A coordinator keeps its first address, so it can listen only on a node with this address. If its
-worker moves to any other node, the supervisor gives up on this coordinator, and the majority continues without it.
+To start a process, the launcher waits for its worker without a time limit, because the cluster may get another node later. While the
+launcher waits, the fleet continues on the remaining hosts. A coordinator keeps its first address, so it can listen only on a node with this
+address. If its worker moves to any other node, the supervisor gives up on this coordinator, and the majority continues without it.
 """
 
 import asyncio
@@ -279,7 +279,8 @@ class RayLauncher:
         self._cluster.end_actor(worker)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Ask the worker for the exit of its process. If the worker has died, so has its process. Then return an exit that states this."""
+        """Ask the worker for the exit of its process. If the worker has died, so has its process. In this case, return an exit that says
+        so."""
         try:
             worker = self._worker(handle.name)
             return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))
@@ -344,7 +345,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True):
 
 
 class RaySupervisor:
-    """Actor that supervises a fleet. The actor works in its own thread. So after a restart, the actor continues without being called."""
+    """Actor that supervises a fleet. The actor works in its own thread, so that it continues after a restart without being called."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)

@@ -124,8 +124,8 @@ class LaunchedFleet:
             connect: function that creates a client for the coordinators' comma-separated addresses; by default `CoordinatorClient`.
             on_note: called with a sentence whenever the fleet's processes change.
             on_status: called with every status that is read from the coordinator.
-            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes; must be the same as in `commands`. If this is 0,
-                `stop` takes no snapshot.
+            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes; must be the same as in `commands`. If
+                `last_snapshot_s` is 0, `stop` takes no snapshot.
         """
         self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
@@ -204,7 +204,8 @@ class LaunchedFleet:
         """End all processes. If `last_snapshot_s` is not 0 and the fleet is running, the fleet first takes a last snapshot. A cancellation
         skips the last snapshot.
 
-        The coordinators are ended before the hosts. Otherwise they would treat the exits of the hosts as failures and start a recovery.
+        The coordinators are ended before the hosts, because they would otherwise treat the exits of the hosts as failures and start a
+        recovery.
         """
         for task in list(self._tasks):
             task.cancel()
@@ -260,7 +261,8 @@ class LaunchedFleet:
 
         Reconnect with this process's new certificate, and call the launcher's `start` again for every running process.
 
-        These calls do not start second processes. However, launchers that deliver certificates in `start` deliver the renewed certificates.
+        A repeated `start` does not start a second process, but launchers that deliver certificates in `start` deliver the renewed
+        certificates.
         """
         if self._client is not None:
             self._spawn(_close_later(self._client), "close")
@@ -427,10 +429,8 @@ class LaunchedFleet:
         self._feed(FleetStatusRead(status.phase, status.reason, status.last_complete_epoch))
 
     async def _ask_status(self, *, unconfirmed: bool = False) -> FleetStatus | None:
-        """Return the fleet's status, or None if the coordinator is unreachable.
-
-        This is not an error, because the supervisor restarts the coordinator.
-        """
+        """Return the fleet's status, or None if the coordinator is unreachable. An unreachable coordinator is not an error, because the
+        supervisor restarts it."""
         assert self._client is not None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -487,7 +487,7 @@ LOOK_S = 0.2
 
 
 def check_supervised(folder: Path) -> None:
-    """Check that a process on this machine supervises the fleet in `folder`, or did so until it was killed. Otherwise raise UsageError."""
+    """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or supervised it until the process was killed."""
     if not (folder / HOSTS_REQUEST_FILE).exists():
         raise UsageError(
             f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"

@@ -8,8 +8,8 @@ every request to Slurm, `Slurm` runs one of Slurm's programs and parses its outp
   no process. If the old process survives on its node, its messages are rejected, because its host has been replaced (G9).
 - *Time limit*: Slurm warns the workers of hosts before the limit. A warned worker requests a last snapshot, ends its process and is
   requeued.
-- *Coordinators* keep their addresses and thus their nodes. Their elements are not requeued. Instead, a new element that requires the same
-  node is submitted.
+- *Coordinators* keep their addresses and thus their nodes. Instead of requeuing a coordinator's element, the launcher submits a new element
+  that requires the same node.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Element]:
-    """Parse the output of `squeue` into a mapping from process name to the fleet's element. If `folder` is given, skip elements that belong
-    to other folders.
+    """Parse the output of `squeue`, and return the fleet's elements by process name. If `folder` is given, skip elements that belong to
+    other folders.
 
     If two elements have the same name, ignore one that is completing.
     """
@@ -337,7 +337,7 @@ class SlurmLauncher:
         Args:
             data_dir: path of a folder, shared by all nodes, for logs and the coordinators' files.
             python: path of the Python interpreter on the nodes, with snapline installed.
-            code: folder on the nodes that contains the fleet's module. If this is empty, jobs run in the current folder.
+            code: folder on the nodes that contains the fleet's module. If `code` is empty, jobs run in the current folder.
             options: `sbatch` options for all jobs, such as the partition, time limit or account.
             notice_s: how many seconds before the time limit hosts are warned.
             trust: `--tls-…` or `--insecure` options for the command that requests a last snapshot.

@@ -213,7 +213,7 @@ async def _sweep(post: LaunchAgentClient) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all awaitables. Then raise the first error, or return the results if there was no error."""
+    """Await all awaitables, then raise the first error, or return the results if there was no error."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

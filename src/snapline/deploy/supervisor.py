@@ -1,7 +1,7 @@
-"""Supervisor core, which decides which processes to start and restart, and when the fleet has ended. All launchers use this core.
+"""Supervisor core, which decides which processes to start and restart, and when the fleet has ended. All launchers use this core, which
+makes no decisions about agents.
 
-It makes no decisions about agents. The supervisor restarts dead processes after increasing delays, and gives up after too many consecutive
-failures:
+The supervisor restarts dead processes after increasing delays, and gives up after too many consecutive failures:
 
 - A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet keeps running as long as a majority
   runs, even if one replica fails permanently.
@@ -33,12 +33,12 @@ class Exit(msgspec.Struct, frozen=True):
     """The exit of a process.
 
     Attributes:
-        code: the exit code, or the negative signal number if a signal killed the process. None if the exit was not observed, for example
-            because the machine failed.
+        code: the exit code, or the negative signal number if a signal killed the process. `code` is None if the exit was not observed, for
+            example because the machine failed.
         text: description of the exit, such as `exit code 3` or `its node died`.
         last_words: the last line of the process's output, or `""` if it is unknown. By convention this line gives the reason for the exit.
         log: path or location of the process's log.
-        died_in: the turns that the host was running when it died. Empty if the launcher does not know these turns.
+        died_in: the turns that the host was running when it died. `died_in` is empty if the launcher does not know these turns.
     """
 
     code: int | None
@@ -227,7 +227,8 @@ class Supervisor:
     """Supervisor of the processes of one fleet.
 
     Attributes:
-        is_over: whether the fleet has ended or the supervisor has given up. Afterwards, a process is started only on request.
+        is_over: whether the fleet has ended or the supervisor has given up. After supervision has ended, a process is started only on
+            request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -279,10 +280,8 @@ class Supervisor:
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
     def final_error(self) -> GiveUp | None:
-        """Return the error of the first host that ended with an exit code that rules out a restart, or None if there is no such host.
-
-        For example, the host was started for a different fleet than the one in the folder.
-        """
+        """Return the error of the first host whose exit code rules out a restart, or None if there is no such host. An example is a host
+        that was started for a different fleet than the one in the folder."""
         errors = (self._final(place) for place in self._hosts.values())
         return next((error for error in errors if error is not None), None)
 
@@ -437,7 +436,7 @@ class Supervisor:
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
     def _on_fleet_status_unavailable(self, now_ns: int) -> None:
-        """Report that no coordinator replies. Report this only once until a coordinator replies again."""
+        """Report that no coordinator replies, only once until a coordinator replies again."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
         elif not self._is_silence_reported and now_ns - self._silent_ns >= SILENCE_S * 1e9:
@@ -490,8 +489,8 @@ def restart_pause_s(failures: int) -> float:
 def describe_end(ended: Exit) -> str:
     """Describe a process's exit.
 
-    If the exit code rules out a restart, the description is the last line of the process's output. Otherwise, it also contains the exit, or
-    the path of the log if there is no output.
+    If the exit code rules out a restart, the description is the last line of the process's output. Otherwise, the description also contains
+    the exit, or the path of the log if there is no output.
     """
     if ended.code in FINAL_CODES and ended.last_words:
         return ended.last_words.removeprefix("snapline: ")
@@ -505,8 +504,8 @@ class _Place:
         exit: the process's last exit, or None before its first exit.
         started_ns: time at which the process started, or None if it has not started yet.
         failures: number of consecutive failures.
-        message_deaths: number of these failures that occurred while the process handled a message. They lengthen the delay, but do not make
-            the supervisor give up.
+        message_deaths: number of these failures that occurred while the process handled a message. These failures lengthen the delay, but
+            do not make the supervisor give up.
         pauses: number of pauses so far. Only the end of the latest pause has an effect.
         is_kept_down: whether the process is restarted only on request.
         is_given_up: whether the process is a coordinator replica that has failed too often. The remaining replicas continue without it.

@@ -11,9 +11,10 @@ module computes:
 - Messages. Each send of a message has one arrow. If the message is received again after a recovery, its arrow has several heads.
 
 An event of an agent is *inside* a cut if it precedes the agent's checkpoint in the cut, and was not undone before that checkpoint was
-taken. For a set of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1). It is *in transit* if a cut contains
-its send but not its receive (G2). Any other message is *undone* if a recovery has undone its send, and *ordinary* otherwise. The caller may
-specify additional orphans. A cut that does not contain both the sender and the receiver does not affect the message's state.
+taken. For a set of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1). A message is *in transit* if a cut
+contains its send but not its receive (G2). A message that is neither an orphan nor in transit is *undone* if a recovery has undone its
+send, and *ordinary* otherwise. The caller may specify additional orphans. A cut that does not contain both the sender and the receiver does
+not affect the message's state.
 
 Vector clocks, and logs for ShiViz
 ----------------------------------
@@ -22,9 +23,8 @@ taking the maximum of each entry. A receive event takes the clock that the send 
 without incrementing an entry. So events that are omitted from a picture still connect the events that are shown. The entries of the shown
 events are 1, 2, 3 and so on without gaps, as ShiViz requires.
 
-A ShiViz log has two lines for each event. The first contains the event's lane and its clock as JSON, and the second contains the event's
-description. The first line of the file is the regular expression for parsing events. The second line of the file could contain a separator
-for several executions, and is empty.
+A ShiViz log has two lines for each event: the event's lane and clock as JSON, and the event's description. The first line of the file is
+the regular expression for parsing events. The second line of the file could contain a separator for several executions, and is empty.
 """
 
 import json
@@ -244,7 +244,7 @@ class ClockStep(msgspec.Struct, frozen=True):
     Attributes:
         leaves: name under which later events can take this event's clock.
         takes: names of the clocks to take, if earlier events have left them.
-        is_counted: whether the event increments the clock. If this is false, the event only passes on clocks.
+        is_counted: whether the event increments the clock. If `is_counted` is false, the event only passes on clocks.
     """
 
     lane: str
@@ -272,10 +272,7 @@ def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]
 
 
 def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Return the indices of the last event and of all events that happened before it.
-
-    This takes a single pass and computes no vector clocks.
-    """
+    """Return the indices of the last event and of all events that happened before it, without computing vector clocks."""
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
     causes: list[list[int]] = []

@@ -96,7 +96,7 @@ class EventLog:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Return the undone events and the cuts. They are computed when the first picture is drawn."""
+        """Return the undone events and the cuts, which are computed when the first picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -449,7 +449,7 @@ def draw_window(
 ) -> str:
     """Return the picture as the text of an SVG file.
 
-    If `href` is given, the picture is drawn for a page. Its events are links, and a script keeps the row names visible.
+    If `href` is given, the picture is drawn for a page: events are links, and a script keeps the row names visible.
     """
     scene = scene_of(event_log, window, chosen, href=href)
     is_part = href is not None

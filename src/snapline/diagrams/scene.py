@@ -8,10 +8,10 @@ lane, or from a send to its receive. A place is a position in the order of event
 convert their data to a `Scene`, which the module `svg` draws. Relative to a cut, a message has one of three states (Chandy and Lamport
 1985, section 2):
 
-- *in transit*: The message was sent before the sender's checkpoint. It was received after the receiver's checkpoint, or never received.
-- *orphan*: The message was sent after the sender's checkpoint and received before the receiver's checkpoint. A consistent cut has no
-  orphans (G1).
-- *ordinary*: The message was both sent and received before the cut, or neither.
+- *in transit*: The send is before the sender's checkpoint. The receive is after the receiver's checkpoint, or there is no receive.
+- *orphan*: The send is after the sender's checkpoint, and the receive is before the receiver's checkpoint. A consistent cut has no orphans
+  (G1).
+- *ordinary*: Both the send and the receive are before the cut, or both are after the cut.
 
 A fourth state does not depend on a cut. A message is *undone* if a recovery rolled its sender back to a checkpoint taken before the send.
 """
@@ -120,7 +120,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A symbol on an agent's lane. It shows that the agent fails or that it keeps its live state."""
+    """A symbol on an agent's lane, which shows that the agent fails or that it keeps its live state."""
 
     agent: str
     place: Position
@@ -165,7 +165,7 @@ class Scene(msgspec.Struct, frozen=True):
         axis: label that states what the axis counts.
         notes: texts that describe what the picture omits.
         meanings: texts that replace the default texts of legend entries, by the entry's name (`style.LEGEND`).
-        legend: names of the legend's entries. If this is None, the legend contains the entries that occur in the scene.
+        legend: names of the legend's entries. If `legend` is None, the legend contains the entries that occur in the scene.
         values: values of `data-*` attributes for the picture.
 
     Raises:

@@ -5,8 +5,8 @@ Colours are CSS variables, each with a value for the light and for the dark colo
 variables. Every function is pure and deterministic.
 
 A legend shows samples and their meanings, row by row. A page is a single file that needs no network access, and uses the reader's light or
-dark colour scheme. The page's content security policy forbids network access. It also forbids scripts unless the page contains one. The
-caller must escape all text.
+dark colour scheme. The page's content security policy forbids network access. The policy also forbids scripts unless the page contains one.
+The caller must escape all text.
 """
 
 import html
@@ -191,7 +191,7 @@ def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 
 
 
 def _clip(point: Point, other: Point, left: float, right: float) -> Point:
-    """Return `point` if it lies inside the plot. Otherwise return the point at which the line from `point` to `other` enters the plot."""
+    """Return `point` if it lies inside the plot, otherwise the point at which the line from `point` to `other` enters the plot."""
     x = min(max(point[0], left), right)
     if x == point[0] or other[0] == point[0]:
         return x, point[1]
@@ -239,7 +239,7 @@ def shortened(words: str, length: int = 30) -> str:
 
 
 def px(value: float) -> str:
-    """Format a pixel coordinate with one decimal. The result is short, deterministic, and more precise than a pixel."""
+    """Format a pixel coordinate with one decimal, which is short, deterministic, and more precise than a pixel."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded
 
@@ -274,7 +274,8 @@ def legend(
 
 
 def entries_of(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[tuple[str, str]]:
-    """Yield the entries of the scene's legend in the order of `LEGEND`. Without a legend, yield the entries that occur in the scene."""
+    """Yield the entries of the scene's legend in the order of `LEGEND`. If the scene defines no legend, yield the entries that occur in the
+    scene."""
     occurring = set(_occurring(scene, arrows) if scene.legend is None else scene.legend)
     for name, (sample, words) in LEGEND.items():
         if name in occurring:
@@ -376,7 +377,7 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
     Args:
         title: title of the page, as HTML.
         body: content of the page, as HTML.
-        script: script to run after the body was loaded. If this is empty, the page's content security policy forbids scripts.
+        script: script to run after the body was loaded. If `script` is empty, the page's content security policy forbids scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if script else "")
     code = f"<script>\n{script}</script>\n" if script else ""

@@ -60,7 +60,7 @@ X = Callable[[Position], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """Split each track into tracks with a single row. Only the first of them has the label. Also return texts that describe what is
+    """Split each track into tracks with a single row, of which only the first has the label. Also return texts that describe what is
     omitted."""
     rows: list[Track] = []
     notes: list[str] = []
@@ -250,7 +250,7 @@ def draw(
     """Draw `scene` and return the SVG text.
 
     Args:
-        plot: layout of the scene. If this is None, the layout is computed.
+        plot: layout of the scene. If `plot` is None, the layout is computed.
         step_min: smallest width, in pixels, of one unit on the time axis.
         is_read_from_end: whether a page initially shows the right end of a wide picture. The legend is then placed there.
         is_live: whether a script keeps the names and the legend visible while scrolling.
@@ -318,7 +318,7 @@ def _reach(one: Arrow) -> tuple[Position, Position]:
 
 
 def _events(scene: Scene) -> int:
-    """Return the number of events in the picture. It determines whether there is enough space for labels."""
+    """Return the number of events in the picture, which determines whether there is enough space for labels."""
     ends = [end for message in scene.arrows for end in (*_reach(message)[:1], *message.received)]
     return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
@@ -385,7 +385,7 @@ def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words:
 
 
 def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
-    """Return the starting point of an arrow, and the points at which it ends. These points may lie outside the edges."""
+    """Return the starting point of an arrow and the points at which it ends, which may lie outside the edges."""
     y = plot.y(one.receiver)
     ends = [(plot.beyond(place), y) for place in one.received]
     if one.sent is None:

@@ -197,10 +197,8 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
 
 
 def _labels(steps: Sequence[_Step]) -> dict[str, str]:
-    """Return the label of each message. If all message ids are short and consist of plain characters, use the ids as labels.
-
-    Otherwise, number the messages in the order of their first events.
-    """
+    """Return the label of each message: its id if all ids are short and consist of plain characters, otherwise a number in the order of the
+    messages' first events."""
     messages = list(dict.fromkeys(step.arrow.message for step in steps if step.arrow is not None))
     if all(len(message) <= LABEL_MAX and message.isascii() and message.isalnum() for message in messages):
         return {message: message for message in messages}

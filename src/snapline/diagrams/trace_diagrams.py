@@ -7,10 +7,10 @@ messages relative to the recovery line are defined in `scene`, except for orphan
 roll back, because its send was undone in an earlier round of the domino effect than its receive.
 
 `analysis_html` creates a page on which readers select the agents that fail, and step through the rounds of the domino effect. The page
-needs no network access. It contains the picture for a failure of all agents, the trace as columns of numbers, and a script (`domino.js`).
-For any set of failed agents, the script computes the rounds with the same algorithm as `execution.rounds` in Python, and redraws the
-picture. A test checks that both implementations give the same result. The domino effect is computed for the whole trace, even if the
-picture shows only part of it. The same trace always yields the same bytes.
+needs no network access. The page contains the picture for a failure of all agents, the trace as columns of numbers, and a script
+(`domino.js`). For any set of failed agents, the script computes the rounds with the same algorithm as `execution.rounds` in Python, and
+redraws the picture. A test checks that both implementations give the same result. The domino effect is computed for the whole trace, even
+if the picture shows only part of it. The same trace always yields the same bytes.
 """
 
 import json
@@ -41,8 +41,8 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
 
     Args:
         analysis: analysis of `trace`.
-        window: first position and end position (exclusive) in `trace.events`. The window is clipped to the trace. If this is None, the last
-            `EVENTS_MAX` events are shown.
+        window: first position and end position (exclusive) in `trace.events`. The window is clipped to the trace. If `window` is None, the
+            last `EVENTS_MAX` events are shown.
 
     Raises:
         UsageError: If the window contains no events of the trace.
@@ -258,8 +258,8 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
     """Return an HTML page about the domino effect as the text of one file.
 
     Args:
-        protocol: protocol under which the execution is recomputed before it is shown (`trace_analysis.redecide`). If this is the protocol
-            of the recorded trace, nothing changes.
+        protocol: protocol under which the execution is recomputed before it is shown (`trace_analysis.redecide`). If `protocol` is the
+            protocol of the recorded trace, nothing changes.
 
     Raises:
         UsageError: If the protocol does not exist.

@@ -22,7 +22,7 @@ class Tokens(snapline.Message):
 class Account(msgspec.Struct):
     """State of a teller.
 
-    `transfers_left` is the number of transfers that the teller will still send. Afterwards it keeps the tokens that it receives. A negative
+    `transfers_left` is the number of transfers that the teller will still send before it keeps the tokens that it receives. A negative
     value means no limit.
     """
 
@@ -84,7 +84,7 @@ def _open(name: str, names: list[str], tokens: int, transfers: int, lines: int) 
 
 
 def tokens_in(cut: snapline.Cut) -> int:
-    """Return the number of tokens in a cut. It is the same in every consistent cut."""
+    """Return the number of tokens in a cut, which is the same in every consistent cut."""
     tokens_in_states = sum(account.balance for account in cut.states.values() if isinstance(account, Account))
     return tokens_in_states + sum(
         transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Tokens)

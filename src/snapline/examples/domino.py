@@ -24,7 +24,7 @@ import snapline
 
 
 class Counter(snapline.Message):
-    """The counter. It contains the number of times it has been passed on."""
+    """The counter, which contains the number of times it has been passed on."""
 
     passed: int
 

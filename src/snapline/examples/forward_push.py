@@ -12,12 +12,12 @@ has not arrived yet.
 
 The order of the pushes. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed,
 nearby shards would exchange tiny amounts, and each exchange would cost as much as one of a large amount. So shards proceed in rounds, and
-each shard synchronizes only with its neighbours. This is the local synchronizer of Awerbuch, "Complexity of Network Synchronization"
-(Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round k (0, 1, …), a
-shard pushes each of its residuals once, and sends the same number of messages to every neighbour. A message may contain no mass. After a
-shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet, and two
-neighbours are never more than one round apart. So an arriving message belongs either to the last pushed round, or to the next round and is
-stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
+each shard synchronizes only with its neighbours. The rounds implement the local synchronizer of Awerbuch, "Complexity of Network
+Synchronization" (Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round
+k (0, 1, …), a shard pushes each of its residuals once, and sends the same number of messages to every neighbour. Some messages contain no
+mass. After a shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet,
+and two neighbours are never more than one round apart. An arriving message belongs to the last pushed round or to the next round. Messages
+of the next round are stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
 
 The work. The mass that has been pushed k times is at most 17/20 of the mass that has been pushed k - 1 times. After
 
@@ -104,7 +104,7 @@ class Problem(msgspec.Struct, frozen=True):
         seeds: modules at which walkers start. A module may occur more than once.
         batch: number of seeds that are sent together. The last batch may be smaller.
         part: number of seeds per message in the early rounds.
-        seconds: minimum total time of all rounds, over which `pause_s` distributes the pauses. If this is 0, there are no pauses.
+        seconds: minimum total time of all rounds, over which `pause_s` distributes the pauses. If `seconds` is 0, there are no pauses.
     """
 
     imports: list[list[int]]
@@ -143,8 +143,8 @@ class ShardState(msgspec.Struct):
         edge_rows: for each import, the row of the importing module. Imports are ordered by the imported module's shard and row.
         target_starts: array of shape (t,) with the index in `edge_rows` of the first import of each imported module.
         target_rows: array of shape (t,) with the row of each imported module in its own shard.
-        peers, peer_starts: this shard and its neighbours, and for each of them the index in `target_rows` at which its rows start, followed
-            by the end index.
+        peers, peer_starts: this shard and its neighbours. For each of them, `peer_starts` contains the index in `target_rows` at which its
+            rows start. The end index follows.
     """
 
     shard: int

@@ -4,9 +4,9 @@ Either the articles are reserved, the customer pays and the ledger books the pay
 
     request → desk: reserve in the stock (a call) → pay (an effect) → book in the ledger (a call) → answer
 
-The payment service rejects some payments, and the ledger rejects some bookings. Then the payment is refunded (a saga), the reservation is
-cancelled, and the answer gives the reason. Despite crashes, each request gets at most one answer, and the accounts balance in every
-snapshot.
+The payment service rejects some payments, and the ledger rejects some bookings. After a rejection, the payment is refunded (a saga), the
+reservation is cancelled, and the answer gives the reason. Despite crashes, each request gets at most one answer, and the accounts balance
+in every snapshot.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401

@@ -1,11 +1,11 @@
 """A fleet that handles orders, with a planner, a ledger, workers that look up prices, and short-lived receipt agents. Money is never lost
 or created.
 
-For each order, the ledger sends the customer's money to a worker. The worker looks up the price and keeps this amount. It returns the
-change and spawns a receipt agent that holds the fee. The receipt agent sends the fee to the ledger and stops. Some orders always fail. They
-end as dead letters that contain their money. Workers sometimes fail, and their turns are then retried. In every consistent cut, the money
-in balances, tills, receipts, dead letters and messages in transit must add up to the customers' initial money. At the end, each order has
-been completed, rejected or dead-lettered exactly once.
+For each order, the ledger sends the customer's money to a worker. The worker looks up the price and keeps this amount. The worker returns
+the change and spawns a receipt agent that holds the fee. The receipt agent sends the fee to the ledger and stops. Some orders always fail,
+and end as dead letters that contain their money. Workers sometimes fail, and their turns are then retried. In every consistent cut, the
+money in balances, tills, receipts, dead letters and messages in transit must add up to the customers' initial money. At the end, each order
+has been completed, rejected or dead-lettered exactly once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
 """
@@ -73,7 +73,7 @@ class Done(snapline.Message):
 
 
 class Entry(snapline.Message, frozen=True):
-    """An entry in the ledger's book. It records that an order's money was paid out or that the order's change was returned."""
+    """An entry in the ledger's book. An entry records that an order's money was paid out or that the order's change was returned."""
 
     id: int
     amount: int

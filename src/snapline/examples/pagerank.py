@@ -3,21 +3,21 @@
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
 By default, this is the import graph of the running interpreter's standard library. The arguments `graph` and `source` select another graph
-(`import_graph`). `forward_push` explains the method, the exact accounting of mass, and the error bound. This module contains the agents. It
-also contains functions that count the mass in a cut and compare a cut's result with a sequential computation.
+(`import_graph`). `forward_push` explains the method, the exact accounting of mass, and the error bound. This module contains the agents, as
+well as functions that count the mass in a cut and compare a cut's result with a sequential computation.
 
-Each agent has one shard. It pushes a batch of seeds after the batch's timer has fired and all mass of the previous round has arrived from
-its neighbours. Agents communicate only with their neighbours. There is no global barrier. So thousands of messages are in transit at a
+Each agent has one shard. An agent pushes a batch of seeds after the batch's timer has fired and all mass of the previous round has arrived
+from its neighbours. Agents communicate only with their neighbours. There is no global barrier. So thousands of messages are in transit at a
 time, from all batches and from different rounds. The total number of messages is known in advance.
 
 Timers ensure a minimum run time (`seconds`). So even on a fast machine there is time to observe the fleet and to kill hosts. On a machine
 that needs longer for the work, the timers cause no additional delay.
 
-`personalised_pagerank` computes the same ranks in a single process, as a reference for the fleet's result. Its algorithm is entirely
-different from `forward_push`. It uses float64 instead of integers, and computes one seed at a time, with all modules in each step. It
-iterates x = e + damping P' x (Jacobi), where e is the seed vector, and P' moves a module's mass to its imports in equal shares. The limit x
-contains the expected number of visits to each module. A walker stops with probability 1 - damping at a module with imports, and always
-stops at a module without imports.
+`personalised_pagerank` computes the same ranks in a single process, as a reference for the fleet's result. Its algorithm differs entirely
+from `forward_push`: it uses float64 instead of integers, and computes one seed at a time, with all modules in each step.
+`personalised_pagerank` iterates x = e + damping P' x (Jacobi), where e is the seed vector, and P' moves a module's mass to its imports in
+equal shares. The limit x contains the expected number of visits to each module. A walker stops with probability 1 - damping at a module
+with imports, and always stops at a module without imports.
 
 After k steps, the errors add up to at most damping**k / (1 - damping), which is below 3e-15 for the 220 steps taken. Including the rounding
 errors of float64, the result is accurate to 1e-13.
@@ -218,8 +218,8 @@ class Account(msgspec.Struct, frozen=True):
 
     Attributes:
         in_states: mass in the ranks and residuals of the agents.
-        in_transit: mass in messages in transit. This mass would be lost if the fleet restarted from the agents' states without the channel
-            states.
+        in_transit: mass in messages in transit. The mass in transit would be lost if the fleet restarted from the agents' states without
+            the channel states.
         expected: total mass that every consistent cut has.
         messages: number of messages in transit that carry mass.
         seeds_wrong: number of seeds whose mass differs from UNIT; 0 for a consistent cut.
@@ -287,8 +287,8 @@ def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
 
 
 def top_modules(cut: snapline.Cut, graph: ImportGraph, count: int = 10) -> list[tuple[str, float]]:
-    """Return the modules with the highest rank, averaged over all seeds. They are sorted by descending rank, and by name if ranks are
-    equal."""
+    """Return the modules with the highest rank, averaged over all seeds, sorted by descending rank. Modules with the same rank are sorted
+    by name."""
     ranks = gather(shard_states(cut))
     means = (ranks.sum(axis=1) / (UNIT * ranks.shape[1])).tolist()
     return sorted(zip(graph.modules, means, strict=True), key=lambda item: (-item[1], item[0]))[:count]

@@ -252,7 +252,7 @@ def fleet(
     """Return the fleet.
 
     Args:
-        topics: topics separated by commas. If this is empty, the fleet keeps running and answers clients' questions.
+        topics: topics separated by commas. If `topics` is empty, the fleet keeps running and answers clients' questions.
         steps: maximum number of terms that a plan looks up.
         dictionary: "foldoc", the path of a dictionary file, or "" for the small dictionary.
         model: "smollm2", or "" to use recorded answers.

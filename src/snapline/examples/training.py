@@ -1,9 +1,9 @@
 """Train one small neural network with several agents. Each agent trains on its own data. All agents apply the mean of their gradients,
 which keeps their weights equal.
 
-A checkpoint of a training run must contain more than the weights. It must also contain the optimizer's momentum, the random state of
-dropout, and the gradients in transit. A cut of the fleet contains all of these. So a fleet that was killed and recovered ends with exactly
-the same weights as a fleet that was not.
+A checkpoint of a training run must contain the weights, the optimizer's momentum, the random state of dropout, and the gradients in
+transit. A cut of the fleet contains all of these. So a fleet that was killed and recovered ends with exactly the same weights as a fleet
+that was never killed.
 
     pip install 'snapline[torch]'
     snapline run snapline.examples.training:fleet --hosts 2 --arg steps=100

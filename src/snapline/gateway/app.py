@@ -1,5 +1,5 @@
-"""HTTP gateway of a fleet. It accepts inputs to agents, and returns answers and outputs. The gateway is only an adapter. All decisions are
-made by its client of the fleet.
+"""HTTP gateway of a fleet, which accepts inputs to agents and returns answers and outputs. The gateway is only an adapter. All decisions
+are made by its client of the fleet.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
@@ -80,8 +80,8 @@ OTHERWISE = 500
 
 
 def problem_of(error: Exception) -> JSONResponse:
-    """Return the response to a request that failed with this error. It contains the error message and, if known, the agent, key and number
-    of the input."""
+    """Return the response to a request that failed with this error. The response contains the error message and, if known, the agent, key
+    and number of the input."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
     about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
     return problem(status, str(error), {"error": type(error).__name__, **about})
@@ -370,7 +370,7 @@ class _Reader:
 
 
 class _OutputStream(StreamingResponse):
-    """A response that streams outputs. It closes `opened` when it ends, even if streaming never started."""
+    """A response that streams outputs. The response closes `opened` when it ends, even if streaming never started."""
 
     def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
         headers = {"Cache-Control": "no-store"}
@@ -378,7 +378,7 @@ class _OutputStream(StreamingResponse):
         self._opened = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the response when the server calls this method."""
+        """Stream the response; this is the ASGI entry point."""
         async with self._opened:
             await super().__call__(scope, receive, send)
 
@@ -480,7 +480,7 @@ _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "numbe
 
 def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
     """Return the gateway's OpenAPI document. If `fleet` is given, the document describes the message types of public handlers and the
-    message types in `served`. Otherwise it describes no message types."""
+    message types in `served`. If `fleet` is not given, the document describes no message types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:
@@ -500,7 +500,7 @@ def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
 
 
 def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
-    """Map the names of all message types that the gateway may send to the fleet's agents to these types."""
+    """Return all message types that the gateway may send to the fleet's agents, by name."""
     found: dict[str, type] = {}
     for agent in fleet.agents:
         for name, handler in agent_type(type(fleet.make(agent))).handlers.items():

@@ -118,7 +118,8 @@ AsgiApp = Callable[
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Check that the server requires a token if other machines can reach it. Otherwise anyone on these machines could use the fleet.
+    """Check that the server requires a token if other machines can reach it, because anyone on these machines could otherwise use the
+    fleet.
 
     Raises:
         UsageError: other machines could reach the server without a token, or the token is too short.
@@ -214,8 +215,6 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def has_no_site_header(request: Request) -> bool:
-    """Return whether the request contains no header that identifies the site of the requesting page.
-
-    This request was then made by a program or an old browser, or its URL was typed by a user.
-    """
+    """Return whether the request contains no header that identifies the site of the requesting page, as for programs, old browsers and
+    typed URLs."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

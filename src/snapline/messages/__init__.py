@@ -7,9 +7,9 @@ exception. On the wire, a plan consists of columns with indices, which are repla
 
 A host's stream
 ---------------
-A host first sends `Join` and receives a reply. Afterwards, both the host and the coordinator may send messages at any time. A message that
-needs a reply is resent on every new stream until the reply arrives. So any message may arrive twice, but messages on the same stream arrive
-in the order in which they were sent. The letter at the start of each row is the sender: H for a host, C for the coordinator.
+A host first sends `Join` and receives a reply. After this reply, both the host and the coordinator may send messages at any time. A message
+that needs a reply is resent on every new stream until the reply arrives. So any message may arrive twice, but messages on the same stream
+arrive in the order in which they were sent. The letter at the start of each row is the sender: H for a host, C for the coordinator.
 
     | message                | sent when                                        | answered by                                 |
     |------------------------|--------------------------------------------------|---------------------------------------------|

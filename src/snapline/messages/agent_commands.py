@@ -1,8 +1,8 @@
 """Operator commands to an agent about its dead letters and external effects. Each command is sent to the agent as an input. Only the
 payload shows that the input is a command.
 
-Like every input, a command is logged, numbered, consumed by a turn, and recovered after a failure. Its payload begins with an empty type
-name. No message type has an empty name, so a message cannot be mistaken for a command.
+Like every input, a command is logged, numbered, consumed by a turn, and recovered after a failure. A command's payload begins with an empty
+type name, which no message type has, so a message cannot be mistaken for a command.
 
 If the agent is waiting for an effect, the command contains the effect's result or states that the effect was not executed. The waiting turn
 consumes this command. If the effect has ended, the command requests that the effect be retried or undone. The agent handles this command in
@@ -79,8 +79,8 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
         key, generation: together, the id of the effect within its agent.
         number: number of the agent's output that permitted the call of the effect. Each command that permits another call produces a new
             output. So a command applies only to the call whose outcome is unknown, and never to a later call.
-        is_done: whether the effect was executed. If this is true, `result` is the encoded result of the effect. If this is false, the
-            effect is called again.
+        is_done: whether the effect was executed. If `is_done` is true, `result` is the encoded result of the effect. If `is_done` is false,
+            the effect is called again.
     """
 
     key: str

@@ -231,8 +231,9 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
     """An agent and its location.
 
     Attributes:
-        state: "alive" if the agent runs on a host. "lost" if the agent's host is lost and the agent has not been recovered yet. "unplaced"
-            if the fleet has not started yet. "left" if the agent was removed. "unknown" if no agent has this id.
+        state: "alive" if the agent runs on a host. The value is "lost" if the agent's host is lost and the agent has not been recovered
+            yet. The value is "unplaced" if the fleet has not started yet. The value is "left" if the agent was removed. The value is
+            "unknown" if no agent has this id.
         address: address at which the agent's host accepts calls.
     """
 
@@ -252,7 +253,7 @@ class LocateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
-    """Reply after a change of leader. It contains the id of the new leader."""
+    """Reply after a change of leader, with the id of the new leader."""
 
     leader: str
 
@@ -384,7 +385,7 @@ class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenStatus(msgspec.Struct, frozen=True, gc=False):
-    """Information about a token for operators. It does not contain the token's digest."""
+    """Information about a token for operators, without the token's digest."""
 
     name: str
     role: str
@@ -400,7 +401,7 @@ class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Name and role of a token's bearer. Both are empty if the token is invalid."""
+    """Name and role of a token's bearer, which are empty if the token is invalid."""
 
     name: str
     role: str

@@ -94,10 +94,10 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """A question to a host about one agent, or about all agents on the host.
 
     Attributes:
-        what: "state" requests the agent's state in the newest snapshot. "live" requests the agent's current state between two turns.
-            "description" requests a description of what the agent is currently doing. All other values request information about all agents
-            on the host and ignore `agent`. "effects" requests the effects for which agents are waiting. "waiting" requests the agents with
-            pending work. "trace" requests the events of the last few seconds.
+        what: "state" requests the agent's state in the newest snapshot. The value "live" requests the agent's current state between two
+            turns. The value "description" requests a description of what the agent is currently doing. All other values request information
+            about all agents on the host and ignore `agent`. The value "effects" requests the effects for which agents are waiting. The
+            value "waiting" requests the agents with pending work. The value "trace" requests the events of the last few seconds.
         field: if a state is requested, the path of the single value to return. If a trace is requested, the part of the trace to return
             (`TraceWanted`).
     """
@@ -138,12 +138,12 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
     Attributes:
         host: id of the agent's host.
-        turn: cause of the agent's unfinished durable turn: "message", "input", "timer", "start", "create" or "letter" (a dead letter). It
-            is "" if no durable turn is unfinished.
+        turn: cause of the agent's unfinished durable turn: "message", "input", "timer", "start", "create" or "letter" (a dead letter).
+            `turn` is "" if the agent has no unfinished durable turn.
         sender: sender of the message or input that this turn handles.
         steps: number of entries in the journal of the turn.
-        waits_for: description of the event for which the turn waits, as shown by `snapline agent describe`. It is "" if the turn is
-            running.
+        waits_for: description of the event for which the turn waits, as shown by `snapline agent describe`. `waits_for` is "" if the turn
+            is running.
         waits_s: how long the turn has been waiting, in seconds.
         problem: why the turn cannot continue, or "" if it can continue.
         put_off: number of messages that are deferred until the turn ends.
@@ -197,7 +197,8 @@ class RecentTrace(msgspec.Struct, frozen=True):
         every: sampling interval N. From now on, every N-th message of each channel is traced.
         missed: number of lines after the given cursor that were lost or omitted.
         time_ns: time of the answer on the host's clock, in nanoseconds since 1970.
-        lines: lines of the trace in the format of `snapline run --trace` (`recovery/trace_merge.py`). The first line describes the plan.
+        lines: lines of the trace in the format of `snapline run --trace` (`recovery/trace_merge.py`). The first line of the trace describes
+            the plan.
     """
 
     host: str

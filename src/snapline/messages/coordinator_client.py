@@ -2,10 +2,10 @@
 snapline's own errors.
 
 Hosts use an `Attend` stream instead (`agent_runtime/`). Hosts and tools use `ReplicaChoice` to choose which replica to call next.
-`ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. This address may be unreachable from
-another network, for example because it is an internal name, while the leader's configured address is reachable. The client therefore calls
-the returned address first. If there is no reply, the client calls the configured addresses in turn, and ignores the returned address until
-it has called each of them.
+`ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. The leader's internal address may be
+unreachable from another network, although the leader's configured address is reachable. The client therefore calls the returned address
+first. If the returned address does not reply, the client calls the configured addresses in turn, and ignores the returned address until it
+has called each of them.
 """
 
 import asyncio
@@ -138,11 +138,11 @@ class CoordinatorClient:
 
     `address` is the address of the coordinator, or the comma-separated addresses of several replicas. Each call goes first to the replica
     that replied most recently. A replica that is not the leader redirects the client to the leader. If a replica does not reply, the client
-    tries the next replica until the call's time limit expires (`ReplicaChoice`). So a call may be executed twice. This is harmless because
-    calls that change state are idempotent, except that repeating `create_snapshot` may take an additional snapshot.
+    tries the next replica until the call's time limit expires (`ReplicaChoice`). So a call may be executed twice. Calls that change state
+    are idempotent, except that repeating `create_snapshot` may take an additional snapshot.
 
-    All methods raise CoordinatorUnavailableError if no replica replies, or AuthenticationError if the cause is a certificate. They raise
-    UnknownOutcomeError if no reply arrives in time. All other errors are those that the coordinator has raised.
+    All methods raise CoordinatorUnavailableError if no replica replies, or AuthenticationError if the cause is a certificate. All methods
+    raise UnknownOutcomeError if no reply arrives in time. All other errors are those that the coordinator has raised.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class CoordinatorClient:
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """Return one page of the released outputs after a cursor. If there are none yet, wait at most `wait_s` seconds for an output.
+        """Return one page of the released outputs after a cursor. If no output is available yet, wait at most `wait_s` seconds.
 
         Raises:
             UsageError: the cursor does not belong to this fleet's store.
@@ -268,8 +268,8 @@ class CoordinatorClient:
         return reply
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
-        """Acknowledge all outputs up to `cursor` on behalf of a consumer, and return the consumer's position. The first call creates the
-        consumer. The position never moves backwards.
+        """Acknowledge all outputs up to `cursor` on behalf of a consumer, and return the consumer's position. The first acknowledgement
+        creates the consumer. The position never moves backwards.
 
         Raises:
             UsageError: the name is invalid, or the cursor does not belong to this fleet's store.
@@ -294,7 +294,7 @@ class CoordinatorClient:
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Make a replica's process exit. Its supervisor then restarts it.
+        """Make a replica's process exit, whose supervisor then restarts it.
 
         Raises:
             NotFoundError: no replica has this name.
@@ -358,8 +358,8 @@ class CoordinatorClient:
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
         """End a host's process and fence the host. Even if the request does not reach the host, the host's later messages are rejected.
 
-        `host_start` restricts the call to one run of the host, so that a repeated call does not end a later run. The value 0 means the
-        current run.
+        `host_start` restricts the call to one run of the host, so that a repeated call does not end a later run. If `host_start` is 0, the
+        call applies to the current run.
 
         Raises:
             NotFoundError: the host does not exist.
@@ -391,7 +391,7 @@ class CoordinatorClient:
         return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Return the name and role of the bearer of the token with this digest. This method is meant for hosts."""
+        """For a host, return the name and role of the bearer of the token with this digest."""
         reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return reply
 
@@ -498,7 +498,7 @@ class CoordinatorClient:
 async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
     """Retry a call until the coordinator replies or `PATIENCE_S` seconds have passed.
 
-    The call may be executed more than once. This is harmless for requests of tools, except that it may take an additional snapshot.
+    The call may be executed more than once, which is harmless except that it may take an additional snapshot.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:

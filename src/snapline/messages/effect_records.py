@@ -33,7 +33,7 @@ class EffectRecord(msgspec.Struct, frozen=True):
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
         key: key of the effect, unique within the agent. A key that begins with `@` was generated from the turn that started the effect.
-        generation: generation of the effect. It starts at 1 and increases by 1 after each compensation.
+        generation: generation of the effect. The generation starts at 1 and increases by 1 after each compensation.
         name: name of the effect.
         outside_key: idempotency key that is sent to the external service.
         arguments: the effect's arguments as readable text.
@@ -76,7 +76,8 @@ class UnfinishedEffect(msgspec.Struct, frozen=True):
     """An effect for which an agent is waiting, as reported by the agent's host.
 
     Attributes:
-        intent: record of the effect's intent. It is set only if the record has not been released yet, and so is missing from the ledger.
+        intent: record of the effect's intent. `intent` is set only if the record has not been released yet, and so is missing from the
+            ledger.
         asked_ns: wall-clock time of the intent in nanoseconds since 1970.
     """
 

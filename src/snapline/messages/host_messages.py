@@ -22,8 +22,8 @@ no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
-    """A turn during which the host's process died. `times` is the number of processes that have died during this turn. It is set only in
-    plans and in the log.
+    """A turn during which the host's process died. `times`, the number of processes that have died during this turn, is set only in plans
+    and in the log.
 
     `limit` is the number of tolerated deaths. `is_beside` is true if the turn ran in its own thread instead of on the event loop.
     """
@@ -470,8 +470,8 @@ class EndEpoch(Directive, frozen=True, gc=False):
     """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may contain agents and, for each agent, the
     number of the last input that it had consumed in the epoch.
 
-    `emitters` and `outputs` contain agents and, for each agent, the number of the last output that it had emitted in the epoch. They are
-    sent in a second `EndEpoch` when the outputs of the epoch are released.
+    `emitters` and `outputs` contain agents and, for each agent, the number of the last output that it had emitted in the epoch. Emitters
+    and outputs are sent in a second `EndEpoch` when the outputs of the epoch are released.
     """
 
     epoch: int
@@ -484,7 +484,7 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Notice whether a consumer is reading outputs live. If so, hosts request an epoch for each pending output."""
+    """Notice whether a consumer is reading outputs live, in which case hosts request an epoch for each pending output."""
 
     is_watched: bool
 

@@ -61,31 +61,24 @@ class Concern(msgspec.Struct, frozen=True):
     agents of a host are waiting, `agents` contains the eight agents that have waited longest. The coordinator logs a warning when a concern
     of the kind `rpo` or `rto` begins, and a message when it ends.
 
-    Kinds:
-        busy: an agent's code blocks the event loop of a live host. The text contains the agent, the handler and the line.
-        certificate: the certificate of a host or of the leading replica has expired or is due for renewal.
-        cut: two hosts cannot reach each other.
-        drained: an operator has drained a host, so that it has no agents.
-        effects: before agents move or hosts stop, running effects must end.
-        epochs: at least three consecutive epochs were aborted, although the store is healthy. The text contains the latest reason.
+    Kinds: busy: an agent's code blocks the event loop of a live host. The text contains the agent, the handler and the line. certificate:
+        the certificate of a host or of the leading replica has expired or is due for renewal. cut: two hosts cannot reach each other.
+        drained: an operator has drained a host, so that it has no agents. effects: before agents move or hosts stop, running effects must
+        end. epochs: at least three consecutive epochs were aborted, although the store is healthy. The text contains the latest reason.
         hosts: no host is present, because all hosts have left or are lost, or because a new fleet is still waiting for its first hosts.
         in_doubt: an agent waits for an effect that may or may not have been executed. Either an operator must resolve the effect, or the
-            effect's service has not replied for ten seconds.
-        killer: processes have died while handling a certain message. The concern lasts until a turn handles this message successfully, or
-            the host's process ends between turns.
-        log: a host cannot write its log, so it accepts no inputs and its durable turns wait.
-        memory: a host's agents are paused, because its memory is filled by sender logs and by checkpoints that wait for the store.
-        plan: a host has not applied the recovery plan yet.
-        replica: the leading replica is not connected to some other replicas, because they are dead or disconnected.
-        restore: a restore of the fleet was requested, but no recovery plan can be made.
-        rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator.
-        rpo: a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is completed in time again.
-        rto: a failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is fast enough.
-        spare: a host is alive but currently receives no agents, because it blocked the fleet.
-        stop: a host has not reported whether the fleet may stop, or the fleet waits for running effects before it ends.
-        store: a recovery waits for the store, or all snapshots are damaged and the recovery waits for an operator.
-        turn: an agent is suspended in a durable turn that the current code cannot continue. The code does not match the journal, the
-            handler is missing, or data cannot be decoded.
+        effect's external service has not replied for ten seconds. killer: processes have died while handling a certain message. The concern
+        lasts until a turn handles this message successfully, or the host's process ends between turns. log: a host cannot write its log, so
+        it accepts no inputs and its durable turns wait. memory: a host's agents are paused, because its memory is filled by sender logs and
+        by checkpoints that wait for the store. plan: a host has not applied the recovery plan yet. replica: the leading replica is not
+        connected to some other replicas, because they are dead or disconnected. restore: a restore of the fleet was requested, but no
+        recovery plan can be made. rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator. rpo:
+        a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is completed in time again. rto: a
+        failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is fast enough. spare: a host is
+        alive but currently receives no agents, because it blocked the fleet. stop: a host has not reported whether the fleet may stop, or
+        the fleet waits for running effects before it ends. store: a recovery waits for the store, or all snapshots are damaged and the
+        recovery waits for an operator. turn: an agent is suspended in a durable turn that the current code cannot continue. The code does
+        not match the journal, the handler is missing, or data cannot be decoded.
     """
 
     kind: str
@@ -106,8 +99,8 @@ class HostStatus(msgspec.Struct, frozen=True):
     """Status of a host. `state` is "alive", "lost" or "left".
 
     Attributes:
-        log_messages, log_bytes: number and total size of messages in memory that were sent after their sender's last checkpoint. These two
-            fields and the next four are 0 with `chandy-lamport`.
+        log_messages, log_bytes: number and total size of messages in memory that were sent after their sender's last checkpoint. These
+            numbers and the next four fields are 0 with `chandy-lamport`.
         checkpoints, forced: number of all checkpoints, and how many of them were forced.
         piggyback_bytes, piggybacked: total size of protocol data on messages, and number of messages that carry protocol data.
         inputs_waiting: number of client inputs that no turn has consumed yet.
@@ -145,19 +138,19 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
     A degraded store never stops the agents, but their work is not saved while the store is degraded. After three consecutive epochs that
     could not be stored, the coordinator waits for one second before it begins the next epoch. The delay doubles after each further failure,
-    up to one minute. It ends with the first epoch that is stored. Snapshots that are requested manually or needed before a recovery are
-    attempted immediately.
+    up to one minute. The delay ends with the first epoch that is stored. Snapshots that are requested manually or needed before a recovery
+    are attempted immediately.
 
     With message logging, agents defer basic checkpoints while more than 16,384 checkpoints or 128 MiB wait on a host. Forced checkpoints
     are still taken. If the sender logs reach 256 MiB of a host's memory, the host's agents are paused (concern `memory`).
 
     Attributes:
-        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. It is "" if the state is unknown, because only the
-            leader knows it.
+        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. `state` is "" if the state is unknown, because only
+            the leader knows it.
         since_ns: how long the store has been degraded, in nanoseconds.
         reason: the latest failure, or "" if the store is not degraded.
         location: path or URL of the store.
-        next_try_ns: nanoseconds until the next periodic epoch. It is 0 if that epoch begins now or there are no periodic epochs.
+        next_try_ns: nanoseconds until the next periodic epoch. `next_try_ns` is 0 if that epoch begins now or there are no periodic epochs.
         skipped: number of epochs and basic checkpoints that were deferred because of the store's state.
     """
 
@@ -189,7 +182,7 @@ class RecoveryTime(msgspec.Struct, frozen=True):
     """Duration of a completed recovery, and the work that it undid.
 
     Attributes:
-        is_failure: whether a host or an agent had failed. If this is false, agents were moved or the fleet was restored.
+        is_failure: whether a host or an agent had failed. If `is_failure` is false, agents were moved or the fleet was restored.
         plan_ns: time from the first suspicion of a failure until the plan was committed.
         load_ns: time from the commit until all hosts had applied the plan.
         rolled_back: number of agents that did not keep their live state.
@@ -211,10 +204,10 @@ class LossStatus(msgspec.Struct, frozen=True):
     """What a failure would cost now, and what earlier failures have cost.
 
     Attributes:
-        at_risk_ns: duration of the work that would be lost if all hosts failed now, or None if the fleet is not running. This is an upper
-            bound if agents take checkpoints independently.
-        failures: number of failures during the last `observed_ns` nanoseconds. This period begins with the oldest plan that is kept; at
-            most 64 plans are kept.
+        at_risk_ns: duration of the work that would be lost if all hosts failed now, or None if the fleet is not running. `at_risk_ns` is an
+            upper bound if agents take checkpoints independently.
+        failures: number of failures during the last `observed_ns` nanoseconds. The observation period begins with the oldest plan that is
+            kept. At most 64 plans are kept.
         recoveries: the last eight completed recoveries, oldest first.
         rpo_ns, rto_ns: the recovery objectives in the fleet's definition; 0 if they are not set.
         missed: the objectives that are currently missed: "rpo", "rto", both or none. Only the leader knows this value.
@@ -241,8 +234,8 @@ class IntervalStatus(msgspec.Struct, frozen=True):
         duration_ns, duration_max_ns: mean and maximum time from the start of an epoch until it was completed.
         gap_ns: mean time between the starts of two consecutive epochs under the same plan; 0 if it is unknown.
         pause_ns: longest time for which a single agent was paused.
-        capture_ns: total time for which the agents of a host were paused, one after another. The value is that of the host with the longest
-            total time.
+        capture_ns: total time for which the agents of a host were paused, one after another. `capture_ns` is the time of the host with the
+            longest total time.
         new_bytes: number of bytes written for the epoch.
         state_bytes: total size of the agents' states in the epoch, including unchanged parts that were not written again.
         channel_state_bytes: total size of the messages in transit in the epoch.
@@ -264,8 +257,8 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 class FleetStatus(msgspec.Struct, frozen=True):
     """Status of the fleet. `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role` is the role of the caller, such as "operator". It is "" in a fleet without certificates, where every caller has all
-    permissions.
+    `caller_role` is the role of the caller, such as "operator". `caller_role` is "" in a fleet without certificates, where every caller has
+    all permissions.
 
     `stored_log_bytes` is the total size of the stored sender logs that the last complete epoch still needs.
 

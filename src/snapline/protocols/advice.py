@@ -3,14 +3,14 @@
 Theory of operation
 -------------------
 The fleet measures the *price* C of the checkpoints in one interval, the time D until an epoch is complete, the duration R of recoveries,
-and the number of failures. C is the time for which the agents of one host wait for their checkpoints. The host with the longest time
-counts. The following values are derived from these measurements:
+and the number of failures. C is the longest time for which the agents of any single host wait for their checkpoints. The following values
+are derived from these measurements:
 
-- the mean time M between failures, with confidence limits. If no failure was observed, there is only a lower limit.
-- the checkpoint interval. It is Daly's interval for C and M (`policy.py`), but at least D and at least `INTERVAL_MIN_S`. The interval must
-  also be short enough that the work lost by a failure, at most interval + D, stays within the RPO. Daly's interval grows only with the
+- the mean time M between failures, with confidence limits, or with only a lower limit if no failure was observed.
+- the checkpoint interval, which is Daly's interval for C and M (`policy.py`), but at least D and at least `INTERVAL_MIN_S`. The interval
+  must also be short enough that the work lost by a failure, at most interval + D, stays within the RPO. Daly's interval grows only with the
   square root of M, so errors in M have a reduced effect.
-- the cost per hour. For an interval T, it consists of the overhead C/T and, for each failure, the repeated work T/2 + D and the recovery
+- the cost per hour, which for an interval T consists of the overhead C/T and, for each failure, the repeated work T/2 + D and the recovery
   time R. Under koo-toueg, agents are blocked until the checkpoint round is decided, so D is used as the price C.
 
 *Other protocols* are not running, so only bounds on their costs can be given. If agents take checkpoints independently, each failure rolls
@@ -23,8 +23,8 @@ no upper bound. A different protocol is therefore advised only if there is direc
 - Under `uncoordinated`, the recovery line is older than several intervals, which indicates the domino effect.
 - Under a communication-induced protocol, the ratio of forced to basic checkpoints is higher than in any pattern measured under `bcs`.
 
-Without this evidence, the advice is to keep the fleet's protocol unless another protocol is clearly cheaper. A fleet cannot change its
-protocol. If another protocol might be cheaper, the advice contains the largest possible saving. `snapline sim compare` measures the saving
+Without this evidence, the advice is to keep the fleet's protocol, which cannot be changed later, unless another protocol is clearly
+cheaper. If another protocol might be cheaper, the advice contains the largest possible saving. `snapline sim compare` measures the saving
 by running the same agents under both protocols.
 
 Cost of an hour
@@ -86,7 +86,7 @@ class Mtbf(msgspec.Struct, frozen=True):
     Attributes:
         mean_s: the mean, or None if no failure has occurred yet.
         low_s, high_s: 95 % confidence limits. `high_s` is infinite if no upper limit is known.
-        failures, observed_s: the number of failures and the observation time from which the mean was computed. Both are 0 if the user
+        failures, observed_s: the number of failures and the observation time from which the mean was computed, or 0 and 0 if the user
             declared the mean.
     """
 
@@ -129,7 +129,7 @@ def poisson_limits(count: int) -> tuple[float, float]:
 
 
 def _mean_where(count: int, chance: float) -> float:
-    """Return the mean at which the probability of at most `count` events equals `chance`. This probability decreases as the mean
+    """Return the mean at which the probability of at most `count` events equals `chance`. The probability decreases as the mean
     increases."""
     low, high = 0.0, 10.0 + 4.0 * count
     for _ in range(STEPS):
@@ -170,8 +170,8 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of a running fleet. Times are in seconds. Unknown values are None.
 
     Attributes:
-        interval_s: time between two checkpoints of an agent, including forced checkpoints. None if checkpoints are taken only on request or
-            the interval has not been measured yet.
+        interval_s: time between two checkpoints of an agent, including forced checkpoints. `interval_s` is None if checkpoints are taken
+            only on request or the interval has not been measured yet.
         price_s: time for which a host's agents wait for the checkpoints of one interval.
         duration_s: mean duration of an epoch, or None if no epoch is complete.
         behind_s: age of the newest recovery line.
@@ -215,8 +215,8 @@ class BestInterval(msgspec.Struct, frozen=True):
 
     Attributes:
         interval_s: time from one checkpoint of an agent to its next one, in seconds.
-        every_s: period in seconds that must be configured for the trigger in order to achieve this interval. It is longer than the interval
-            if messages force additional checkpoints.
+        every_s: period in seconds that must be configured for the trigger in order to achieve this interval. `every_s` is longer than the
+            interval if messages force additional checkpoints.
         formula_s: Daly's interval in seconds.
         bound: why the interval differs from Daly's interval: "duration", "least" or "rpo"; "" if it does not differ.
         cost_s: cost per hour in seconds.
@@ -244,7 +244,7 @@ class FleetAdvice(msgspec.Struct, frozen=True):
     """The advice for a fleet.
 
     Attributes:
-        protocol: the advised protocol. This is the fleet's current protocol, unless there is evidence against it or another protocol is
+        protocol: the advised protocol, which is the fleet's current protocol unless there is evidence against it or another protocol is
             clearly cheaper.
         is_other_protocol, is_other_interval: whether it is worthwhile to change the protocol, and to change the interval.
         interval: best interval for the most likely mean time between failures, or None if this time or the price is unknown.

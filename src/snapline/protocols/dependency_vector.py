@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, not only causal paths. Then no
-checkpoint is useless (G6). The vectors alone determine the earliest and the latest consistent cut that contains a given checkpoint. A
-Z-path is not causal if some agent sends a message of the path *before* it receives the path's previous message, and both events are in the
-same interval. So each protocol forces a checkpoint between certain sends and receives:
+RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, not only causal paths. RDT
+implies that no checkpoint is useless (G6). The vectors alone determine the earliest and the latest consistent cut that contains a given
+checkpoint. A Z-path is not causal if some agent sends a message of the path *before* it receives the path's previous message, and both
+events are in the same interval. So each protocol forces a checkpoint between certain sends and receives:
 
 - CAS (checkpoint after send) takes a checkpoint immediately after sends. Departure: a single checkpoint follows all sends of a turn,
   because no receive can occur between them. In a trace, where turns are unknown, a checkpoint follows each send.
@@ -21,9 +21,9 @@ cuts.
 Sources: Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Wang, "Consistent Global
 Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers 46(4), 1997 (FDAS and the family).
 
-Encoding: entry k of the vector is the number of checkpoints of agent k in the causal past, including the initial checkpoint. It equals the
-index of k's current interval plus one. The value 0 means that k is unknown. Comparing these numbers gives the same results as comparing the
-indices.
+Encoding: entry k of the vector is the number of checkpoints of agent k in the causal past, including the initial checkpoint. The entry
+equals the index of k's current interval plus one. An entry of 0 means that agent k is unknown. Comparing these numbers gives the same
+results as comparing the indices.
 
 Why deltas are correct (`piggyback` contains the general argument): vectors are merged by taking the maximum of each entry. An omitted entry
 was contained in an earlier message on the same channel, so it is not higher than the receiver's entry. So the omitted entry would neither
@@ -47,7 +47,7 @@ A message forces a checkpoint in either of two cases:
   the message's sender knows no causal path from k's interval to l.
 - The message closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint, so it is not simple.
 
-Then for every Z-path, a causal path connects the same intervals. So RDT holds, which implies G6.
+These forced checkpoints ensure that for every Z-path, a causal path connects the same intervals. So RDT holds, which implies G6.
 
 Source: Baldoni, Helary, Mostefaoui and Raynal, "A Communication-Induced Checkpointing Protocol that Ensures Rollback-Dependency
 Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997. Departures: messages carry only deltas, as described
@@ -58,10 +58,10 @@ vector[k] with simple[k] as the lowest bit, and row k of `causal` as a bit mask.
 
 The following shows why deltas are correct (`piggyback` contains the general argument). Entry k is omitted if vector[k], simple[k] and row k
 have not changed since the previous message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k
-can only gain bits. Merging respects this order, so merging the same entry again has no effect. The first case above requires an entry that
-is higher than the receiver's entry, which an omitted entry never is. The second case depends on entry i. If entry i is omitted, it equals
-entry i of an earlier message. If the second case applied to the earlier message, that message forced a checkpoint, so the receiver's
-vector[i] is now higher than the entry. If the second case did not apply then, it does not apply now.
+can only gain bits. Merging respects this order, so merging the same entry again has no effect. In the first case, the message contains an
+entry that is higher than the receiver's entry. An omitted entry is never higher. The second case depends on entry i. If entry i is omitted,
+it equals entry i of an earlier message. If the second case applied to the earlier message, that message forced a checkpoint, so the
+receiver's vector[i] is now higher than the entry. If the second case did not apply then, it does not apply now.
 """
 
 from typing import ClassVar
@@ -230,7 +230,7 @@ class BhmrRule(CheckpointRule):
 
     Attributes:
         _vector: maps each agent to the number of its checkpoints in the causal past. A missing entry means 0.
-        _simple: bit mask of the agents whose `simple` flag is true. All of them are in `_vector`. The bit of this agent is always set.
+        _simple: bit mask of those agents in `_vector` whose `simple` flag is true. The bit of this agent is always set.
         _causal: maps each agent in `_vector` to its row of `causal`. In row k, the bits of agent k and of this agent are always set.
         _sent_to: bit mask of the agents to which this agent has sent messages since its last checkpoint.
         _changes: the entries that the next message to each receiver must carry.

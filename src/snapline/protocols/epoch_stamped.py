@@ -11,8 +11,7 @@ atomic, and there are no clocks. Epochs are numbered 1, 2, 3 and so on, in the o
 may be open at the same time. A message counts as *received* when a turn has consumed it, so a message in the mailbox is still in its
 channel. Below, r denotes `recorded`, the last epoch for which the agent has recorded its state.
 
-1. A message is stamped with the value of r when it leaves the outbox. It is never stamped with an epoch that the agent has not recorded
-   yet.
+1. A message is stamped with the value of r when it leaves the outbox, and never with an epoch that the agent has not recorded yet.
 2. If an announcement by the host, a marker or a message refers to an epoch e > r, the agent *owes* e: it must record its state for e before
    its next turn. A message that refers to e waits in the mailbox until then.
 3. When the agent records its state for e, the same image serves all epochs from r + 1 to e. The channel state of each of these epochs x
@@ -25,22 +24,23 @@ channel. Below, r denotes `recorded`, the last epoch for which the agent has rec
    stamp that reach the agent belong to the channel state, including the message that creates it.
 7. After an agent's leave is committed, the agent does not owe epochs that begin later.
 
-Correctness. G1: consider a message with stamp s >= x. It was sent after its sender recorded x, or its sender is unborn in x. It is consumed
-only after the receiver has recorded x (rule 2). G2: consider a message with stamp s < x. It was sent before its sender recorded x. It was
-either consumed before the receiver recorded x, or in the mailbox at that time (rule 3), or it arrived later (rule 4). The proof does not
-need markers. They only close channels early and serve as a check. An epoch is complete when the reported numbers match (`check_coverage`).
+Correctness. G1: consider a message with stamp s >= x. Either the message was sent after its sender recorded x, or its sender is unborn in
+x. The receiver consumes the message only after it has recorded x (rule 2). G2: a message with stamp s < x was sent before its sender
+recorded x. The message was either consumed before the receiver recorded x, or in the mailbox at that time (rule 3), or it arrived later
+(rule 4). The proof does not need markers, which only close channels early and serve as a check. An epoch is complete when the reported
+numbers match (`check_coverage`).
 
 Sources: Lai and Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987, in which each message carries the sender's
-colour. Here, the colour is the epoch. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC
-18, 1993, considers a snapshot complete when the message counts balance. The markers are those of Chandy and Lamport, 1985. Departures:
-several epochs may be open at the same time, one image serves all owed epochs, and agents may join and leave. Since channels are FIFO,
-message numbers replace the message counts, and every gap is detected (`EpochRecording`).
+colour, which corresponds to the epoch here. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time
+Approximation", JPDC 18, 1993, considers a snapshot complete when the message counts balance. The markers are those of Chandy and Lamport,
+1985. Departures: several epochs may be open at the same time, one image serves all owed epochs, and agents may join and leave. Since
+channels are FIFO, message numbers replace the message counts, and every gap is detected (`EpochRecording`).
 
 If an epoch ends before this agent has recorded it, the core remembers this and does not record the epoch later. Recordings of ended epochs
 are never used. So if a message is stamped with an ended epoch, the agent needs to record only lower epochs that are still open.
 
-Invariants (see `validate`): `recorded <= owed`. Every open epoch is <= `recorded`. The messages in a channel state have consecutive numbers
-that directly follow the last number received before the recording. Their stamps are lower than the epoch.
+Invariants (see `validate`): `recorded <= owed`. Every open epoch is <= `recorded`. The messages in a channel state have stamps lower than
+the epoch, and consecutive numbers that directly follow the last number received before the recording.
 
 The caller's duties:
 
@@ -57,17 +57,18 @@ One open epoch at one agent
 ---------------------------
 `EpochRecording` contains an agent's message numbers in one open epoch, and the channel states, which grow until each channel is closed
 (rules 3 to 5). The messages in a channel state have numbers that directly follow the last number received before the recording, and stamps
-lower than the epoch. The marker shows where the channel state ends. Any other message or marker is an error of a peer or the link, and
-raises `ProtocolError`.
+lower than the epoch. The marker shows where the channel state ends. Any message or marker that violates these rules is an error of a peer
+or the link, and raises `ProtocolError`.
 
 Completeness of an epoch
 ------------------------
 An epoch is complete when the receivers' reports cover all channels that the senders have reported. The coordinator checks this with
 `check_coverage`. Each agent in an epoch reports the last number sent on each outgoing channel and the last number received on each incoming
-channel before it recorded its state. It also reports the current number of messages in each channel state. The channel i -> j is covered
-when received_j + recorded_j = sent_i. Mattern (JPDC 18, 1993) compares message counts. Here, message numbers serve as counts, because
-channels are FIFO. If received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state contains
-a message from outside the cut (G2). In both cases a peer has violated the protocol, so the epoch is aborted and an alarm is raised.
+channel before it recorded its state. An agent also reports the current number of messages in each channel state. The channel i -> j is
+covered when received_j + recorded_j = sent_i. Mattern (JPDC 18, 1993) compares message counts. Here, message numbers serve as counts,
+because channels are FIFO. If received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state
+contains a message from outside the cut (G2). Both errors mean that a peer has violated the protocol, so the epoch is aborted and an alarm
+is raised.
 
 The *senders* determine which channels exist, because a receiver may not know a channel yet. So an epoch waits for a report from every agent
 to which a reported sender has sent messages, and from every agent that was a member when the epoch began. The caller checks the reports of
@@ -93,7 +94,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message in the mailbox. It has arrived, but no turn has consumed it. `channel` is the sender of the message."""
+    """A message in the mailbox, which no turn has consumed yet. `channel` is the sender of the message."""
 
     channel: str
     number: int
@@ -103,8 +104,8 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """A copy of the data that one agent has recorded for one epoch so far. It contains the agent's message numbers, and the channel states
-    by sender and in order."""
+    """A copy of the data that one agent has recorded for one epoch so far: its message numbers, and its channel states by sender and in
+    order."""
 
     epoch: int
     is_unborn: bool
@@ -151,7 +152,7 @@ class EpochRecording:
         return self.received.get(channel, 0) + len(self.in_transit.get(channel, ()))
 
     def record(self, message: WaitingMessage) -> None:
-        """Add `message` to the channel state (rules 3 and 4). Its stamp must be lower than the epoch.
+        """Add `message`, whose stamp must be lower than the epoch, to the channel state (rules 3 and 4).
 
         Raises:
             ProtocolError: the channel is closed, or there is a gap in the message numbers.
@@ -288,8 +289,8 @@ class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Event: the agent's leave is committed. `last_epoch` is the last epoch that began before the commit. It is also the last epoch that
-    includes this agent."""
+    """Event: the agent's leave is committed. `last_epoch` is the last epoch that includes this agent, because it is the last epoch that
+    began before the commit."""
 
     last_epoch: int
 
@@ -334,13 +335,13 @@ class EpochStampedImage(msgspec.Struct, frozen=True):
 
 
 class EpochStampedCore:
-    """The protocol core of one agent. It is not thread-safe and does no I/O.
+    """The protocol core of one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
         agent: the agent's id, for error messages.
-        recorded: the last recorded epoch (r above). Messages that leave the outbox are stamped with it. It never decreases.
+        recorded: the last recorded epoch (r above). Messages that leave the outbox are stamped with this epoch. It never decreases.
         owed: the highest known epoch that must be recorded; equal to `recorded` if the agent owes no epoch.
-        _settled: an epoch number. All epochs up to this number have been recorded or have ended. It is at least `recorded`.
+        _settled: an epoch number up to which all epochs have been recorded or have ended. `_settled` is at least `recorded`.
         _ended: epochs above `_settled` that have ended. The collection stays small, because `_settled` advances over ended epochs that
             directly follow it.
         _last_epoch: the last epoch that the agent may owe, if its leave is committed; otherwise None.
@@ -492,7 +493,7 @@ class EpochStampedCore:
         return []
 
     def _largest_unsettled(self, epoch: int) -> int:
-        """Return the highest epoch up to `epoch` that is neither recorded nor ended. If there is none, return `recorded`."""
+        """Return the highest epoch up to `epoch` that is neither recorded nor ended, or `recorded` if there is none."""
         while epoch > self._settled:
             if epoch not in self._ended:
                 return epoch
@@ -577,7 +578,7 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
     """The message numbers of one agent in one epoch.
 
     Attributes:
-        is_unborn: whether the agent was created while the epoch was open. If so, `sent` and `received` are empty.
+        is_unborn: whether the agent was created while the epoch was open, in which case `sent` and `received` are empty.
         sent: maps each receiver to the number of the last message sent to it before the recording.
         received: maps each sender to the number of the last message from it that was consumed before the recording.
         recorded: maps each sender to the number of messages in the channel state so far.

@@ -6,9 +6,9 @@ A fleet relies on three properties of its launcher:
 2. The launcher reports the exit of each process, and never attributes it to a later run of the same process.
 3. Closing the launcher leaves no processes or files behind.
 
-The small checks test these properties without a fleet. The large check starts a fleet of five agents on three hosts. It kills a host, lets
-a replaced host send messages, and transfers the coordinator's leadership. It then checks in every snapshot in the store that no message was
-lost or handled twice (G1, G2, G3, G9).
+The small checks test these properties without a fleet. The large check starts a fleet of five agents on three hosts. The check kills a
+host, lets a replaced host send messages, and transfers the coordinator's leadership. Then it checks in every snapshot in the store that no
+message was lost or handled twice (G1, G2, G3, G9).
 
 Run the checks in a test suite like this:
 
@@ -16,7 +16,7 @@ Run the checks in a test suite like this:
     async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None: await conformance.run(check, MyBench(tmp_path))
 
 In addition to the launcher, a bench supplies a store that all processes can reach, command lines, and a list of the processes and files
-that remain after closing. `LocalBench` is the example for this machine.
+that remain after closing. `LocalBench`, the bench for this machine, is an example.
 """
 
 from snapline.deploy.conformance.bench import Bench, LauncherFaultError, LocalBench, processes_naming

@@ -304,8 +304,8 @@ class _FleetCheckRun:
     async def kill_a_host(self, host: str) -> None:
         """Kill a host.
 
-        Check that all agents are restored to one consistent cut on the remaining hosts. Then restart the host, and check that it rejoins
-        without undoing any work.
+        Check that all agents are restored to one consistent cut on the remaining hosts. Then restart the host, and check that the host
+        rejoins without undoing any work.
         """
         self.step = f"{host} killed"
         earlier = await self._recoveries()

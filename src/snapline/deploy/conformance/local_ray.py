@@ -2,8 +2,9 @@
 
 Only tests and benchmarks use this module.
 
-`ray.cluster_utils.Cluster` starts Ray's own processes: a head node with the control store, and worker nodes that can be killed. All of them
-listen on 127.0.0.1, so other machines cannot reach them. Ray uses this address only if it believes that the machine has no network.
+`ray.cluster_utils.Cluster` starts Ray's own processes: a head node with the control store, and worker nodes that can be killed. All of
+these processes listen on 127.0.0.1, so other machines cannot reach them. Ray uses this address only if it believes that the machine has no
+network.
 """
 
 import contextlib

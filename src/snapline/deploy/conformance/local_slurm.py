@@ -90,7 +90,7 @@ class Slurmds:
     def kill(self, node: str, *, with_all: bool) -> None:
         """Send SIGKILL to the slurmd of a node. If `with_all` is set, also kill all of the node's jobs.
 
-        Then no process is left to report an exit, as after a machine failure.
+        With `with_all`, no process is left to report an exit, as after a machine failure.
         """
         jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
         daemons = {parent_of(pid) for pid in jobs}
@@ -116,10 +116,7 @@ class Slurmds:
                 os.kill(pid, signal.SIGKILL)
 
     def remaining(self) -> list[int]:
-        """Return the ids of the remaining processes that use this cluster's configuration.
-
-        They are steps and jobs whose slurmd was killed.
-        """
+        """Return the ids of the steps and jobs of this cluster that are still running because their slurmd was killed."""
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:

@@ -1,8 +1,8 @@
 """Remove the processes and files of a Ray test cluster when the process that started the cluster exits for any reason.
 
 Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. When the pipe closes, kill all processes that have a file in FOLDER
-open, or whose command line contains FOLDER. Then delete FOLDER. This is a separate program because a killed test cannot clean up after
-itself, and Ray's processes outlive the test.
+open, or whose command line contains FOLDER. Then delete FOLDER. The sweeper is a separate program because a killed test cannot clean up
+after itself, and Ray's processes outlive the test.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def _processes() -> set[int]:
 def _uses_folder(folder: str, process: Path) -> bool:
     """Return whether a process uses the folder.
 
-    Checking the command line alone is not sufficient, because Ray's workers change their command lines. However, their output goes to a
-    file in the folder.
+    Checking the command line alone is not sufficient, because Ray's workers change their command lines. Therefore also check whether the
+    process has a file in the folder open.
     """
     try:
         if folder.encode() in (process / "cmdline").read_bytes():
