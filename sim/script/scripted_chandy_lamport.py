@@ -49,7 +49,6 @@ class ScriptedCut(msgspec.Struct, frozen=True):
 
     Attributes:
         numbers: each agent's checkpoint number, or 0 if the cut precedes the agent's creation.
-        in_transit: messages in transit in the recorded channel states.
         unborn: agents that are created after the cut.
         gone: agents that left before the cut. All actions of these agents belong to the cut, and messages to these agents are dead letters.
     """
@@ -153,8 +152,6 @@ class ScriptedStamps(ScriptedProtocol):
 
     Attributes:
         _begun: number of the newest epoch that has begun.
-        _open: open epochs, in ascending order.
-        _numbers: for each epoch, the checkpoint number of each agent.
         _last_epochs: for each agent that has left, the last epoch that includes the agent.
     """
 
@@ -244,7 +241,6 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """Add an agent that the operator or another agent's turn creates."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -371,8 +367,6 @@ class ScriptedMarkers(ScriptedProtocol):
     """Scripted plain Chandy-Lamport algorithm. Each agent has a `ChandyLamportCore`.
 
     Attributes:
-        _channels: each channel as (sender, receiver).
-        _numbers: for each open snapshot, the checkpoint number of each agent.
         _states: for each open snapshot, the channel states that each agent has recorded, once the agent has completed its part.
     """
 

@@ -83,8 +83,6 @@ class ScriptedKooToueg(ScriptedProtocol):
         _latest: number of the latest round.
         _refusing: agents that refuse to take a checkpoint in this round.
         _questions: checkpoint requests that have not been delivered to their agents yet.
-        _tentative: each agent's tentative checkpoint.
-        _crashed: agents that have crashed and have not been rolled back yet.
     """
 
     def __init__(self, fleet: ScriptedFleet) -> None:

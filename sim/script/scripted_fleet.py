@@ -65,7 +65,6 @@ class MessageHistory:
 
     Attributes:
         agents: all agents that have existed so far, in the order of creation. An agent's ordinal is its index in this list.
-        messages: the latest message with each name.
         _lines: lines of a trace that `recovery.trace` can read.
     """
 
@@ -186,12 +185,10 @@ class ScriptedAgent:
 
     Attributes:
         sent, received: for each other agent, the number of the last message sent to it, and of the last message consumed from it.
-        mailbox: messages that have arrived but are not consumed yet.
         outbox: messages, as (receiver, name), that a turn has sent but that have not left the host yet.
         running: message that the running turn consumes, or None if there is none.
         phase: "living", "left" (the agent has left, but open epochs still need it) or "gone".
         failure: error raised by the agent's core, or "" if there was none. A failed agent cannot be used until the fleet is rolled back.
-        images: checkpoints by number.
     """
 
     def __init__(self, name: str, first_image: Image) -> None:
@@ -301,7 +298,6 @@ class ScriptedFleet:
     """Fleet of scripted agents that all run the same protocol.
 
     Attributes:
-        book: ground truth.
         agents: agents by name, in the order of creation. Agents are absent if a recovery has undone their creation.
         channels: items in transit in each channel (sender, receiver), in the order in which they were sent.
         trace: trace lines written by the current command.

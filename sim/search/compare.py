@@ -240,10 +240,8 @@ class Cell(msgspec.Struct):
     """Results of all runs with one combination of settings.
 
     Attributes:
-        passed: number of seeds that passed.
         failed: number of seeds with each verdict other than "pass".
         values: for each metric, one value per seed of the comparison. The value is NaN for a seed whose run did not pass.
-        metrics: summary of each metric's values.
     """
 
     setting: Setting

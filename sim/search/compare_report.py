@@ -158,7 +158,6 @@ class Pricer:
         return lost_s / failures if failures else math.nan
 
     def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
-        """Return, for each run, the total cost of its failures in seconds."""
         if "lost_turns" not in cell.values or "turns" not in cell.values:
             each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
             return [loss_s * count for loss_s, count in each]

@@ -60,7 +60,6 @@ class HypothesisChoices:
 
         Args:
             choices_max: maximum number of draws. Further choices are benign.
-            streams: names of the streams that Hypothesis draws.
             others: source of the choices in all other streams, or None for benign choices.
         """
         self._data = data

@@ -52,7 +52,6 @@ class Divergence(msgspec.Struct):
         before: the last journal entries before the first differing entry, which are equal in both runs.
         here: the differing entry in the first run.
         there: the differing entry in the second run.
-        note: additional information.
     """
 
     seed: int

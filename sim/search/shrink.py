@@ -79,7 +79,6 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
     """Return a 1-minimal sublist of `items` for which the test still fails.
 
     Args:
-        items: a list for which the test is known to fail.
         needed: the test. It returns None if the test passes with the given list. Otherwise, it returns the items that the failing test
             used, in order.
     """
@@ -341,7 +340,6 @@ def shrink(
     """Shrink a failing run.
 
     Args:
-        scenario: the original scenario.
         result: the result of the original scenario with this seed, which determines the bug's signature.
         runner: function that runs a candidate. None means `snapline.sim.run.run`.
         time_limit_s: limit in real time. When it is reached, the smallest state so far is returned.
@@ -369,7 +367,6 @@ class Shrinker:
 
     Attributes:
         scenario, seed, record, result: the smallest failing state found so far, and the result of its run.
-        tries: number of runs executed so far.
     """
 
     def __init__(
@@ -591,7 +588,6 @@ class Shrinker:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _try_fewer_clients(self) -> None:
-        """Try to reduce the numbers of clients, inputs, restores and moves."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
@@ -610,7 +606,6 @@ class Shrinker:
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _try_shorter_times(self) -> None:
-        """Try an earlier end of the run, and earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
@@ -629,7 +624,6 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """Try to lower a value in the scenario with the search of `lowest`."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
@@ -642,7 +636,6 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True)
 
     def _delays(self) -> None:
-        """Try constant, short delays."""
         same = DelayPart(least="1ms", jitter="0s")
         steady = msgspec.structs.replace(self.scenario.network.delay, jitter="0s")
         self._try_smaller("delays", with_delays(self.scenario, steady))
@@ -734,9 +727,7 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
     """Return the contents of the files that describe a shrunk bug, by file name.
 
     Args:
-        shrunk: the shrunk failing state.
         keywords: additional arguments that the generated test passes to `run`, such as the name of a mutant.
-        journal: journal entries of the shrunk run.
     """
     name = identifier(shrunk)
     return {

@@ -673,7 +673,6 @@ def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
 
 
 def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
-    """Return a copy of the scenario in which only manual snapshots trigger checkpoints."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
         scenario,

@@ -173,7 +173,6 @@ class SweepFinding(msgspec.Struct):
 
     Attributes:
         oracle: oracle that reported the violation, "liveness", or the kind of error that broke the run.
-        count: number of seeds with this finding.
         seeds: the smallest of the seeds with this finding.
         text: evidence from the smallest seed.
     """
@@ -198,7 +197,6 @@ class SweepSummary(msgspec.Struct, kw_only=True):
         drawn: number of runs in which each element of `CATALOGUE` occurred, by group and element name. It is empty if the template has no
             section `swarm`.
         never_drawn: names of the elements that occurred in no run, by group.
-        metrics: summary of each metric over all runs that passed.
         checked: number of seeds that were run twice to check determinism.
         divergences: seeds whose two runs differed.
         elapsed_s: real time of the sweep, including the start of processes but not the determinism check.
@@ -389,7 +387,6 @@ def sweep(
     Ctrl-C stops the sweep. The summary of the results so far is then returned, with `is_stopped` set.
 
     Args:
-        template: scenario with or without a section `swarm`.
         seeds: seeds to run. No seed may occur twice.
         jobs: number of worker processes. If it is 0, everything runs in this process.
         runner: module-level function that runs a seed. Other processes must be able to import it. None means `snapline.sim.run.run`.

@@ -68,7 +68,6 @@ class Tries(msgspec.Struct):
     Attributes:
         left: number of messages that the agent must still send.
         sent, got: number of messages sent to each peer, and number of messages from each peer handled successfully.
-        crashes: whether the agent is a `Crashing` or `Killing` agent.
     """
 
     peers: list[str]
@@ -358,7 +357,6 @@ class _Account:
         return messages + self._refused()
 
     def _refused(self) -> int:
-        """Return the number of requested creations that were refused."""
         asked = sum(len(state.asked) for state in self.agents.values())
         made = sum(name in self.agents for name in LATECOMERS)
         return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)

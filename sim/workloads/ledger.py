@@ -43,7 +43,6 @@ class Nudge(snapline.Message, frozen=True):
     Attributes:
         raises: whether the handler usually raises an error. If it does, the input becomes a dead letter, which may succeed when it is
             retried.
-        speaks: whether the handler also emits an output by `ctx.emit`.
     """
 
     client: str
@@ -140,7 +139,6 @@ class Ledger(msgspec.Struct, kw_only=True):
     Attributes:
         sends, takes: total number of messages sent so far, and total number consumed so far.
         work: number of messages that the agent must still send or delegate to other agents.
-        is_ticking: whether the agent's timer is set.
     """
 
     plan: Plan
@@ -208,12 +206,10 @@ class CutContents(msgspec.Struct):
     """Contents of a cut, or of the whole fleet after a run.
 
     Attributes:
-        states: state of each agent.
         transit: messages in transit for each ordered pair of agents, in order. Messages in the channel precede messages in the sender's
             outbox.
         parked: for each pair, the number of messages in transit that are still in the sender's outbox.
         creations: for each agent to be created, the number of creation messages in transit.
-        timers: total number of timers that are set.
     """
 
     states: dict[str, Ledger]

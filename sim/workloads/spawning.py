@@ -257,7 +257,6 @@ class _Lodgers:
             self._remember(guardian, lodger)
 
     def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
-        """Complete the pairs of a landlord's newest lodger."""
         phase = self._phase(lodger, landlord, neighbour)
         if phase == "gone":
             self.departed += 1

@@ -111,9 +111,7 @@ class Workload:
     """A fleet that the simulator runs, with its invariants. This base class has no invariants.
 
     Attributes:
-        fleet: the fleet to run.
         ends: whether `is_done` becomes true at some time.
-        costs: CPU costs of the hosts.
         requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If this is True, an operator rolls the fleet back when a
             request has been refused.
         was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because some of the epoch's
@@ -572,7 +570,6 @@ def _line_of(error: Exception, below: int | None = None) -> str:
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:
-    """Return the source location of a user's function."""
     code = getattr(question, "__code__", None)
     return (
         f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")

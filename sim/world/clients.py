@@ -67,7 +67,6 @@ class ClientInput:
         given: the input in the form in which it is sent to a host.
         payload: encoded message. If `given` contains JSON, the payload is b"" until a host has converted the JSON.
         serial: sequence number of the latest send of this input, among all sends of the client.
-        asks: whether the program requests the answer when it sends the input.
         is_early: whether the program accepts an answer that may still be rolled back.
     """
 
@@ -351,9 +350,7 @@ class SimClient:
     """A simulated program and its client core.
 
     Attributes:
-        core: the client core that the program currently uses.
         is_done: whether the program has sent all its inputs and, for each of them, has an outcome or has given up.
-        is_patient: whether the program never gives up.
         moved_ns: time when the program last made progress.
     """
 
@@ -482,7 +479,6 @@ class SimClient:
         self._go_on()
 
     def _make(self) -> ClientInput | None:
-        """Return the program's next input, or None if there is none."""
         self._inputs += 1
         try:
             input_ = self._drawn() if self._source is None else self._taken(self._source)

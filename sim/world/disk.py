@@ -59,7 +59,6 @@ class _File:
 
     Attributes:
         data: the file's bytes as seen by processes.
-        writer: node that has written the bytes.
         synced: number of bytes that were reported to the writer as durable.
         lost: ranges of bytes that were reported as durable but were lost in a failed sync.
         linked_by, linked_ns: node that last linked the file, and the time of this link. `linked_by` is "" if the file is visible to all

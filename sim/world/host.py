@@ -98,8 +98,6 @@ STOPPED, BLOCKED = "stopped", "blocked"
 
 
 class _Timer:
-    """Timer that may be cancelled before it fires."""
-
     __slots__ = ("function", "is_cancelled")
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -461,7 +459,6 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Offer a client's inputs to the core, just as `agent_runtime/host/input_service.py` does."""
         type_of = self.driver.turns.type_of
         checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []

@@ -79,11 +79,7 @@ class LinkStream:
 
 
 class SimTransport:
-    """All links of a host's run.
-
-    Attributes:
-        host: the run of the host that owns these links.
-    """
+    """All links of a host's run."""
 
     def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
         """`find` returns the transport of a host's current run, given the host's name, or None if the host is down."""

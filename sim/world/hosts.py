@@ -28,7 +28,6 @@ class Hosts:
 
     Attributes:
         runs: the current run of each host, or the latest run if the host is down.
-        steps: executor for the steps of handlers.
     """
 
     def __init__(self, shared: WorldState, notes: WorldObserver, replicas: Mapping[str, ReplicaSession]) -> None:

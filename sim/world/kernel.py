@@ -35,7 +35,6 @@ class Kernel:
     """Scheduler of a run.
 
     Attributes:
-        now_ns: current virtual time in nanoseconds.
         events: number of calls executed so far.
         is_over: setting this flag ends the run.
     """
@@ -75,7 +74,6 @@ class Journal:
     Attributes:
         waypoints: the hash after each `PIECE` journal entries.
         window: entries of the piece with index `window_at` as text, for the comparison of two runs. It is empty if `window_at` is None.
-        entries: entries that are not hashed yet.
     """
 
     def __init__(self, window_at: int | None = None) -> None:

@@ -58,9 +58,7 @@ class Recording:
     """Recording of one run. Events are added while the simulated world runs.
 
     Attributes:
-        agents: initial agents of the fleet, in order.
         placed: the host on which each agent starts.
-        events: recorded events, in order.
         is_cut: whether later events are missing because the run had more than `EVENTS_MAX` events.
     """
 

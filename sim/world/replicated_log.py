@@ -99,9 +99,7 @@ class LeaderTerm:
     """The slots that one leader has in its log during one term.
 
     Attributes:
-        slots: the log of the leader.
         barrier: position of the first slot that was added in this term.
-        match: number of slots that each replica has acknowledged.
         committed: number of slots that the leader knows are committed.
         commit_ns: time of the latest commit that is scheduled. Slots are committed in order.
         sends: how often the log was sent since a slot was last added.
@@ -155,10 +153,7 @@ class SimReplica:
         reported_standing: the latest standing that was reported, which consists of the term, the leader, and whether the replica leads.
         attempt, timeout_ns, is_disrupting: number of the current election attempt, and the random values drawn for it.
         state: the fleet's state after the applied slots.
-        applied: number of applied slots.
         known: number of slots that the replica knows are committed.
-        waiting: proposers at this replica that wait for an outcome.
-        proposals: number of proposals made by the replica.
     """
 
     def __init__(self, name: str) -> None:
@@ -224,7 +219,6 @@ class RaftModel:
     Attributes:
         newest: the leader term with the highest term number, or None before the first election.
         term: the highest term number so far.
-        majority: number of replicas that are a majority.
         at, now, pick: functions that schedule a call, return the current time, and draw a choice.
     """
 
@@ -462,7 +456,6 @@ class RaftModel:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Return the replicas that would vote for the candidate now."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -548,8 +541,6 @@ class SimulatedLog:
 
     Attributes:
         canonical: the fleet's state after all committed entries.
-        entries: all committed entries, in order.
-        raft: model of Raft that determines leaders and commits.
     """
 
     def __init__(
@@ -566,7 +557,6 @@ class SimulatedLog:
         """Create the log. Nothing happens until `start` is called.
 
         Args:
-            at: function that schedules a call for a virtual time in nanoseconds.
             delay_ns: function that returns the delay between two nodes that are both up. It returns None if the second node is currently
                 unreachable.
             on_standing: function that is called when a node learns of a new leader or a new term. It is not called when a node starts or

@@ -61,8 +61,6 @@ class SimLeader:
 
     Attributes:
         is_over: whether the leader has been replaced or has crashed.
-        freezes: freeze requests to hosts, with the hosts' answers.
-        restoring: service that handles restore requests from operators.
     """
 
     def __init__(

@@ -277,7 +277,6 @@ class StubCall:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
-        """Execute the stub when its request has arrived."""
         loop = VirtualLoop(self._shared.kernel)
         self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
@@ -322,7 +321,6 @@ class StubServices:
     """All stubs of a fleet in one run.
 
     Attributes:
-        outages: draws which calls of stubs fail.
         without_stub: names of the steps whose own functions were called, because the fleet has no stubs.
         done: the stub's answer for each effect, by the effect's external key. This dict is the service's record, which an operator can
             consult.
@@ -381,7 +379,6 @@ def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls the stub with the same arguments as `function`."""
     if isinstance(function, functools.partial):
         return functools.partial(stub, *function.args, **function.keywords)
     return stub

@@ -53,11 +53,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class SimExecutor:
-    """Executes faults in virtual time.
-
-    Attributes:
-        faults: faults that were executed so far.
-    """
+    """Executes faults in virtual time."""
 
     def __init__(
         self,
@@ -535,7 +531,6 @@ class World:
         self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """Request a snapshot from the leader, and schedule the next request."""
         every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -553,11 +548,9 @@ class World:
             leader.tell(wanted)
 
     def _was_rollback_refused(self) -> bool:
-        """Return whether any live host has an agent whose rollback request was refused."""
         return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
-        """Return whether any agent is currently calling an effect."""
         agents = [agent for run in self.hosts.alive() for agent in run.driver.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 

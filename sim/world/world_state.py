@@ -39,7 +39,6 @@ class RunCounters:
         last_turn_ns: time of the latest successful turn.
         handled: number of successful turns that handled a message, a timer or an input.
         busy_ns: CPU time used by all hosts.
-        counts: other counters, by name.
     """
 
     def __init__(self) -> None:
@@ -146,8 +145,6 @@ class Stores:
     """The checkpoint store, with a view for each node and a view for the judge.
 
     Attributes:
-        disk: the disk on which the store is.
-        id: id of the store.
         reader: a view of the store that is not affected by the nodes' faults.
     """
 
@@ -184,16 +181,12 @@ class WorldState:
 
     Attributes:
         kernel, network, clocks, stores, points: the simulated environment of the run.
-        choices: the source of all choices in the run.
-        workload: the run's workload, including the fleet.
-        judge: the judge and its oracles.
         output_injector: object that adds outputs to randomly selected turns.
         journal, figures: the run's journal and counters, which all parts update.
         recording, trace: the run's recording and trace, or None if they were not requested.
         hosts, coordinators, agents: names of all hosts, coordinators and agents that can exist in the run.
         random_of: source of `ctx.random()`. Each agent has its own random stream, so that the numbers drawn by an agent do not depend on
             the order of turns.
-        faults: faults that were executed so far.
         misuse: the reason why the user's agents cannot be simulated, or "" if there is none.
     """
 

@@ -84,7 +84,6 @@ def check(function: Callable[[OpenDisk, int], None]) -> Check:
 
 
 def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
-    """Open the disk at a place that is not used by any other check."""
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
@@ -714,7 +713,6 @@ def _blobs(epoch: int) -> list[tuple[str, bytes]]:
 
 
 def _make_manifest(store: Store, epoch: int, fleet: str = "conformance") -> Manifest:
-    """Write the pack of an epoch, and return the epoch's manifest."""
     pack = store.write_pack(writer="h1.1", epoch=epoch, blobs=_blobs(epoch))
     entries = store.read_pack_index(pack)
     lines = [agent_line(entry, pack=0, kind="k:K", host="h1", incarnation=1) for entry in entries]

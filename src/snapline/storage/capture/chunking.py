@@ -195,7 +195,6 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
     """A chunk that must be written to the store.
 
     Attributes:
-        digest: digest of the chunk.
         data: bytes of the chunk, which belong to the image and become invalid when the image is released.
         kind: kind of the part to which the chunk belongs, `PART_…`.
         compresses: whether lz4 is expected to save at least 3 %, judged by a sample.
@@ -237,7 +236,6 @@ def chunk_image(
     """Find the chunks of `image` that are not in the base. This function neither changes nor releases the image and the base.
 
     Args:
-        image: an image that has not been released.
         base: table of the epoch whose chunks may be reused, or None if all chunks are new.
         digest: function that computes the digest of a chunk. For a large image, several threads call this function.
         executor: threads to use if the image has at least `PARALLEL_BYTES_MIN` bytes to hash. If it is None, the call starts its own
@@ -415,11 +413,7 @@ class SealedRuns(msgspec.Struct, frozen=True):
 
 
 class SealedJournal:
-    """The sealed runs of the journal of one turn.
-
-    Attributes:
-        count: number of sealed entries.
-    """
+    """The sealed runs of the journal of one turn."""
 
     __slots__ = ("_measured", "_open_bytes", "_runs", "count")
 

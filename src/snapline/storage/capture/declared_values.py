@@ -145,8 +145,6 @@ class _Items(_Rule):
 
 
 class _Entries(_Rule):
-    """Rule for a dict."""
-
     def __init__(self, key: Any, value: Any) -> None:
         self._declared = key, value
 
@@ -302,7 +300,6 @@ class _Fields(_Rule):
         return rules
 
     def _extras(self, value: Any) -> dict[str, Any]:
-        """Return all attributes that are neither fields nor cached properties."""
         extras = {name: found for name, found in value.__dict__.items() if name not in self._own}
         return {
             name: found
@@ -637,8 +634,6 @@ _ADVICE_FLAG = "members whose values are neither text nor integers are not read 
 
 
 def _admit_numbers(node: _Node, kind: type) -> None:
-    """Make the node accept NumPy numbers, which are saved as equal plain numbers."""
-
     def rule(found: type) -> _Rule | None:
         numpy = numpy_if_loaded()
         if numpy is None or not issubclass(found, numpy.generic):

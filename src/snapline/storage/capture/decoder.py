@@ -174,7 +174,6 @@ class _Session:
     """State of the decoding of one record.
 
     Attributes:
-        histories: the histories that have been created so far, by part.
         tokens: for the parts that track changes, map from token to chunk.
     """
 

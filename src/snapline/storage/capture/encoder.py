@@ -202,7 +202,6 @@ class _Walk:
     Attributes:
         first: for each mutable object, the first path on which it was reached, by the object's id. The dict keeps the objects alive, so
             that ids are not reused.
-        arrays: paths to all arrays and tensors.
         waiting: nodes that must still be visited. The last node is visited next.
         seen: number of containers and mutable objects that were visited.
     """
@@ -735,7 +734,6 @@ class _Capture:
         return CapturedPart(PART_ARRAY, head, array.nbytes, chunk_bytes, chunks)
 
     def _copied(self, kind: int, head: bytes, array: Any) -> CapturedPart:
-        """Copy an array into a buffer of the arena."""
         import numpy
 
         size = array.nbytes

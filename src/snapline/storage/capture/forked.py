@@ -279,7 +279,6 @@ def _ignore_warning() -> None:
 def _run_child(
     encode: Callable[[], Buffer], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
 ) -> None:
-    """Code that the child runs from its start to its exit."""
     code = 1
     try:
         gc.disable()

@@ -100,7 +100,6 @@ class Segment(msgspec.Struct):
 
     Attributes:
         token: number that identifies the content of the segment.
-        size_bytes: length of the content.
         data: the content, or None if a base contains the segment and the segment will not be merged again.
     """
 
@@ -504,7 +503,6 @@ class History(MutableSequence[T], Generic[T]):
             self._log.append(HistoryOperation(APPEND, len(self._records) - len(records), 0, list(records)))
 
     def _change(self, start: int, stop: int, records: list[T]) -> None:
-        """Replace the records from `start` to `stop` by `records`, and log the change."""
         old = self._records[start:stop]
         self._records[start:stop] = records
         if self._log is None or (not old and not records):

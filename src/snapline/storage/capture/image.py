@@ -76,7 +76,6 @@ class SourceChunk(msgspec.Struct, gc=False):
     Attributes:
         token: number that identifies the content, or 0 if it is not known whether the content has changed.
         data: the bytes of the chunk, or None if the chunk has not changed since the base, whose table then contains `token`.
-        size_bytes: length of the content.
     """
 
     token: int
@@ -111,7 +110,6 @@ class StateImage(msgspec.Struct):
 
     Attributes:
         skeleton: MessagePack record. Each extension `PART_EXTENSION` in it refers to a part.
-        parts: the image's parts, in the order of the skeleton.
         on_release: callbacks that return the image's buffers. Each callback is called once, after the parts have been written or discarded.
         pending: function that returns the skeleton, or None unless another process is still encoding the skeleton. See `resolve`.
         authors: handlers to name in an error message if the image is unusable.
@@ -149,10 +147,8 @@ class ChunkTable(msgspec.Struct):
     """All chunks of an agent's checkpoint in one epoch. The agent's next checkpoint may reuse these chunks.
 
     Attributes:
-        by_token: chunks by token.
         by_place: for chunks without a token, map from (part index, chunk index) to (hash, chunk). The hash is `xxh3_128` with the seed of
             this process. After a restore, only the digests are known, so the hashes are empty.
-        digests: all chunks by digest.
     """
 
     by_token: dict[int, ChunkReference] = {}

@@ -123,7 +123,6 @@ class Content:
     """Bytes that are stored either in the state's record or in one of its parts.
 
     Attributes:
-        size_bytes: number of bytes.
         part: the part that contains the bytes, or None if the bytes are in the record.
     """
 

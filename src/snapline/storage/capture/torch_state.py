@@ -118,7 +118,6 @@ def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
 
     Args:
         path: name of the section, followed by the keys that lead to `value`.
-        places: paths of all tensors in the record.
 
     Raises:
         NotImplementedError: If a value cannot be saved. The message names the value's path.

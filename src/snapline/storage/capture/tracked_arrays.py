@@ -111,7 +111,6 @@ def _row_number(row: object, count: int) -> int:
 
 
 def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
-    """Return the row numbers as an array of non-negative int64 values."""
     import numpy
 
     try:
@@ -216,7 +215,6 @@ class Tracker(ABC):
     Attributes:
         root: weak reference to the array that owns the memory. Every view of this array keeps it alive.
         address, size_bytes: address and size of the memory when the tracker was registered.
-        process: id of the process in which this tracker may be used.
         name: description of the array for error messages and logs.
         chunk_bytes: chunk size at the last capture, or 0 before the first capture.
         clean: for each chunk, the entry that is returned if the base contains the chunk. The entry has the token of the content at the last
@@ -268,7 +266,6 @@ class Tracker(ABC):
             base: table of the chunks of the last complete epoch, or None if there is none.
             chunk_bytes: size of all chunks except the last. If it differs from the chunk size of the previous capture, every chunk counts
                 as changed.
-            pool: source of buffers for the copies.
 
         Raises:
             UsageError: If the array no longer exists, or if `checking` is on and a write was not marked.
@@ -315,7 +312,6 @@ class Tracker(ABC):
         self.start(content)
 
     def _refresh_tokens(self, content: "Array", chunk_bytes: int) -> None:
-        """Assign a fresh token to every chunk that has changed."""
         if chunk_bytes != self.chunk_bytes:
             self.begin(content, chunk_bytes)
             return
@@ -476,7 +472,6 @@ class MarkTracker(Tracker):
 
 
 def _fresh_tokens() -> Iterator[int]:
-    """Yield fresh tokens forever."""
     while True:
         first = fresh_token()
         yield from range(first, first + BLOCK_TOKENS)

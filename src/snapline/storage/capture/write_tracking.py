@@ -82,7 +82,6 @@ class _Handles:
     Attributes:
         userfault: file descriptor for registering and arming memory.
         pagemap: file descriptor of the process's page map, which is used for scans.
-        process: id of the process that opened the file descriptors.
         regions: buffer that receives the results of a scan.
         lock: lock for `regions`, because two hosts in the same process may scan on two threads.
     """
@@ -225,7 +224,6 @@ class WriteTracker:
         return count, stopped
 
     def _scan_argument(self, handles: _Handles, position: int) -> tuple[int, ...]:
-        """Return the values of all fields of `struct pm_scan_arg`, in order."""
         flags = _SCAN_WP_MATCHING | _SCAN_CHECK_WPASYNC
         end = self.address + self.size_bytes
         regions = ctypes.addressof(handles.regions)
