@@ -14,7 +14,7 @@ omitted. On threads other than the main thread, log lines contain only the ids o
 
 The final error message of a process (`snapline: …`) and text printed by a fleet's own code are not JSON.
 
-Ids in log lines come from three sources. A later source in this list overrides an earlier one:
+Ids in log lines come from three sources. A later source in this list overrides an earlier source:
 
 1. the ids given when the process starts;
 2. the log scope of the current task, such as an RPC or an agent's waiting turn;
@@ -151,7 +151,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(form: str, level: str, bound: BoundIds, stream: TextIO | None = None) -> logging.Handler:
-    """Log records of at least `level` in the given format to `stream`. The default stream is stderr. Return the handler."""
+    """Write log records of at least `level` to `stream` in the given format. The default stream is stderr. Return the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(bound) if form == JSON else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

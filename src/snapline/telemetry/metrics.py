@@ -3,7 +3,7 @@
 Theory of operation. Cores have no code for metrics. Cores keep the counts that they need anyway, and adapters observe events, so every
 value already exists in the process. `metrics_server.py` reads the values only on request, so metrics add no work to message delivery. Each
 kind of process declares its metric families in a table (`coordinator/service/coordinator_metrics.py`,
-`agent_runtime/host/host_metrics.py`).
+`agent_runtime/host/host_metrics.py`). docs/metrics.md shows these tables, and a test compares the document with them.
 
 No metric family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system would keep a
 time series for each of them for weeks. Each label of a metric family has only a few fixed values.

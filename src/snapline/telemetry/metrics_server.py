@@ -1,10 +1,10 @@
-"""HTTP server for the metrics of a process. It answers `GET /metrics` in Prometheus' text format or in OpenMetrics.
+"""HTTP server for the metrics of a process. The server answers `GET /metrics` in Prometheus' text format or in OpenMetrics.
 
 `--metrics` opens the server, under the same access rules as `--listen`. Without certificates, the server listens only on this machine,
 unless the user passes `--insecure`. With certificates, a caller needs a role that may call `Status` (`rpc_authorization.py`).
 
-The server reads the values on request, in the process's own event loop, so the values do not change during the reading. Metrics cost no
-time until something requests them. The server implements only a small part of HTTP. The server accepts one request per connection, with a
+The server reads the values on request, in the process's own event loop, so the values do not change during the reading. Metrics take no
+time unless something requests them. The server implements only a small part of HTTP. The server accepts one request per connection, with a
 head of a few kilobytes and no body.
 """
 
@@ -74,7 +74,7 @@ class _Answer(NamedTuple):
 
 
 class MetricsPlace(NamedTuple):
-    """Where a process serves its metrics.
+    """Address and target file for serving a process's metrics.
 
     Attributes:
         address: address in the form "host:port", or "" if metrics are not served.

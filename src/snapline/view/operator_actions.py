@@ -500,7 +500,7 @@ class StoreActions:
     def _holds(self, meant: SnapshotSummary) -> Holds:
         """Return the pins and tags of the store.
 
-        Before that, check that the store still contains the same snapshot that was shown.
+        First check that the store still contains the same snapshot that was shown.
         """
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:

@@ -70,8 +70,8 @@ class FoundRun(msgspec.Struct, frozen=True):
     """Run found in one of the folders.
 
     Attributes:
-        place: the part of the run's address below `/simulation/…`. It consists of the number of the given folder and the path below that
-            folder.
+        place: the part of the run's address below `/simulation/…`. The part consists of the number of the given folder and the path below
+            that folder.
         written_s: modification time of the report's file, in seconds since 1970.
         protocol: name of the protocol, or of the fleet's own module that implements it.
         shrunk: `place` of the shrunk run, or "" if there is none.

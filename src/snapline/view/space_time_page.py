@@ -348,7 +348,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Return the event on which zooming is centred. This is the selected event if it is in the window, otherwise None."""
+    """Return the event on which zooming is centred. The result is the selected event if it is in the window, otherwise None."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 

@@ -31,7 +31,7 @@ ENDED = ("finished", "failed")
 
 
 class FleetCalls(Protocol):
-    """Requests to a fleet that the pages of the live fleet need. They are a subset of the methods of `snapline.Client`."""
+    """Requests to a fleet that the pages of the live fleet need. These requests are methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...

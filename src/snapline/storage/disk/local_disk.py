@@ -140,7 +140,7 @@ class Disk(Protocol):
         """Link the open file to a name. Raise FileExistsError if the name already exists."""
 
     def close(self, handle: int) -> None:
-        """Close the file. If it has a temporary name, remove that name."""
+        """Close the file, and remove its temporary name if it has one."""
 
     def unlink(self, path: str) -> None:
         """Remove a name. Raise FileNotFoundError if the name does not exist."""

@@ -121,10 +121,10 @@ class DiskCapabilities(msgspec.Struct, frozen=True):
     """Capabilities of an object store, as determined by a probe.
 
     Attributes:
-        creates_only: a conditional PUT of an existing name fails. If False, two concurrent writers may both succeed.
-        reads_ranges: the store can return a part of an object. If False, each read fetches the whole object.
-        may_write: the credentials permit writing. If False, `link` fails.
-        appends: the store can append to an existing file, which object stores cannot.
+        creates_only: whether a conditional PUT of an existing name fails. If False, two concurrent writers may both succeed.
+        reads_ranges: whether the store can return a part of an object. If False, each read fetches the whole object.
+        may_write: whether the credentials permit writing. If False, `link` fails.
+        appends: whether the store can append to an existing file, which object stores cannot.
     """
 
     creates_only: bool = True
@@ -453,7 +453,8 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
     """Determine the capabilities of an object store by a probe. See the module docstring.
 
     Raises:
-        OSError: If the store is unreachable, the key may neither read nor write, or the store does not return the written bytes.
+        OSError: If the store is unreachable, the credentials permit neither reading nor writing, or the store does not return the written
+            bytes.
     """
     path = f"{TEMPORARY}/0-{random_bytes(_ID_BYTES).hex()}"
     try:
@@ -516,7 +517,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe object. If the key has no permission to delete, the object remains until garbage collection removes it."""
+    """Remove the probe object. If the credentials do not permit deletion, the object remains until garbage collection removes it."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

@@ -15,7 +15,7 @@ The model: the identity file is written once and never changed. So a process tha
 3. The disk reads the id before it creates, links or removes anything.
 
 If a check of the id fails, the disk raises `StoreUnavailableError`, which means that the store is currently unavailable, never that
-something is missing. Reads of existing files need no such check, because the contents of every file are verified.
+something is missing. Reads of existing files need no check of the id, because the contents of every file are verified.
 `StoreReader.confirm_damage` reads the id and the file again before damage is reported.
 
 Limits: the checks do not detect a store that vanishes and returns twice between two calls. The checks also do not detect a store that

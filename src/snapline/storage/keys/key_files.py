@@ -8,9 +8,9 @@ A key file has one line, `<word> <id> <base64 of 32 bytes>`:
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
-The first word prevents the use of a key for another purpose, since every kind of key is 32 bytes long. The id is a digest. For a
-key-encryption key it is a digest of the secret, otherwise a digest of the public key. A mistyped or damaged key file is therefore detected,
-and a private key has the same id as its public key. Since secrets consist of 256 random bits, their ids reveal nothing about them.
+The first word prevents the use of a key for another purpose, since every kind of key is 32 bytes long. The id of a key-encryption key is a
+digest of the secret. The id of any other key is a digest of the public key. A mistyped or damaged key file is therefore detected, and a
+private key has the same id as its public key. Since secrets consist of 256 random bits, their ids reveal nothing about them.
 
 A secret key file is refused if its group or other users have access to it, since they could copy the key. The permissions are read from the
 opened file, so the file cannot be swapped between check and read.
@@ -94,7 +94,7 @@ class Keys:
         wrapping: key-encryption keys, or an empty tuple if the store is not encrypted. The first key wraps new keys, and any of them can
             unwrap keys.
         signing: key that signs refs, or None if this process cannot sign.
-        verifying: public keys. If there are any, or `signing` is set, each ref must be signed by one of these keys or by `signing`.
+        verifying: additional public keys. A ref must have a signature by one of them or by `signing`, unless both are absent.
     """
 
     wrapping: tuple[WrappingKey, ...] = ()

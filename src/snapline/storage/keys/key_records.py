@@ -1,4 +1,4 @@
-"""Records in the directory `keys/`. Each contains one of the store's keys, wrapped by a key-encryption key that is not in the store.
+"""Records in the directory `keys/`. Each record contains one of the store's keys, wrapped by a key-encryption key that is not in the store.
 
     keys/digest.<generation>     the one key of all digests of plaintext
     keys/<key id>.<generation>   a writer's data key, whose id is 32 random hexadecimal digits
@@ -18,8 +18,7 @@ or copied to another store cannot be unwrapped. The digest of the record (`recor
 **Rotation** wraps every key of a store with another key-encryption key. Packs are not rewritten. Rotation repeats three steps until no key
 needs wrapping:
 
-1. unwrap every key with the old or the new keys. If a key needs another key file, stop before changing anything; If a key needs another key
-   file, stop before changing anything;
+1. unwrap every key with the old or the new keys. If a key needs another key file, stop before changing anything;
 2. wrap each key that is not wrapped by the new key yet, and write it durably as the next generation;
 3. only then remove older generations.
 
@@ -320,7 +319,7 @@ def rotate(
     Raises:
         UsageError: If `new` has no key.
         StoreError: If a key needs another key file, or the disk failed. Keys rotated before the error remain rotated.
-        DamagedDataError: If all records of a key are damaged. All other keys have then been rotated.
+        DamagedDataError: If all records of a key are damaged. In that case, all other keys have been rotated.
     """
     if not new.wrapping:
         raise UsageError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
@@ -343,7 +342,7 @@ def rotate(
 
 
 class _Round:
-    """One pass over `keys/`. The first key in `keys.wrapping` wraps the others."""
+    """One pass over `keys/`. The first key in `keys.wrapping` wraps all keys of the store."""
 
     def __init__(self, disk: Disk, store_id: str, keys: Keys, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk

@@ -720,7 +720,7 @@ class LogWriter:
         return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
-        """Return whether the file equals the expected seal byte by byte. A damaged seal does not equal it."""
+        """Return whether the file equals the expected seal byte by byte."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         with store_files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data

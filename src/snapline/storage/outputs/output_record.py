@@ -159,7 +159,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
         key: id of the key that encrypts `data`, or "" if `data` is not encrypted.
         part: number of this part.
         previous: epoch and number of outputs of the newest earlier release in the store that contains or reverts outputs, or (0, 0) if
-            there is none. This release may belong to another history. A reader that has not read that release has missed outputs.
+            there is none. The earlier release may belong to another history. A reader that has not read that release has missed outputs.
         release: random id of the release, 32 hexadecimal digits.
         root: root hash of the epoch.
     """

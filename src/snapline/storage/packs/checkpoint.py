@@ -457,7 +457,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def turn(self) -> SavedTurn | None:
-        """The durable turn in progress, or None. If there is one, the saved state is the state at the beginning of the turn."""
+        """The durable turn in progress, or None. During a durable turn, the saved state is the state at the beginning of the turn."""
         return self.saved_turn or None
 
     @property

@@ -437,8 +437,8 @@ class Survey:
         return sum(self._live.get(path, {}).values())
 
     def _sparse(self) -> list[str]:
-        """Return the packs in which less than `LIVE_SHARE_MIN` is live, lowest live share first. Return none if too few bytes are dead in
-        total."""
+        """Return the packs in which less than `LIVE_SHARE_MIN` is live, lowest live share first. Return an empty list if too few bytes are
+        dead in total."""
         sparse = []
         dead_bytes = 0
         for path in sorted(self._live):
@@ -535,7 +535,7 @@ class _BlobMover:
         self.copied_bytes = 0
 
     def move(self, number: int, batch: list[list[LiveBlob]]) -> None:
-        """Write one pack, and record the new locations of its blobs. Unreadable blobs are not moved."""
+        """Write one pack, and record the new locations of its blobs. Unreadable blobs are not moved, and `verify` reports them."""
         contents = [data for copies in batch if (data := self._read(copies)) is not None]
         if not contents:
             return
@@ -627,8 +627,8 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """Return whether the ref of `epoch` names this root. If the ref is unreadable, assume that it does. If this is wrong, garbage
-    collection removes the generation."""
+    """Return whether the ref of `epoch` names this root. If the ref is unreadable, assume that it does. If the ref in fact names another
+    root, garbage collection removes the generation."""
     try:
         return read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

@@ -4,9 +4,9 @@ The manifest file is a record (kind `MANI`) whose body is the MessagePack array 
 
 - metadata: a map, the fields of `Metadata`;
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
-- locations: `[packs, places, chunks]`. A pack is `[path, size, index digest, key id]`. A place, which is the location of one agent's
-  checkpoint, is `[pack, offset, stored size, codec, stored digest]`. A chunk is `[digest, pack, offset, stored size, size, codec, stored
-  digest]`. Chunks are sorted by digest. The stored digest is empty if it equals the digest.
+- locations: `[packs, places, chunks]`. A pack is `[path, size, index digest, key id]`. A place is the location of one agent's checkpoint,
+  `[pack, offset, stored size, codec, stored digest]`. Places have the same order as the agents. A chunk is `[digest, pack, offset, stored
+  size, size, codec, stored digest]`. Chunks are sorted by digest. The stored digest is empty if it equals the digest.
 
 The **root** is the BLAKE3 digest of `"snapline root 1\0"`, metadata and content, as encoded in the file. The root does not cover locations.
 So `compaction.py` may move blobs and write a new generation of the manifest, and the root in the coordinator's log stays valid. The digest
@@ -89,8 +89,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             map.
         durable_turns: map from each agent with finished durable turns to the number of the last durable turn that has ended in the cut.
             Files omit an empty map.
-        ordinals: map from each agent to its index in the vectors of its protocol. Only agents that take checkpoints independently have one.
-            Files omit an empty map.
+        ordinals: map from each agent to its index in the vectors of its protocol. Only agents that take checkpoints independently have an
+            ordinal. Files omit an empty map.
         next_ordinal: lowest index that is above every index ever used by an agent of the fleet. Files omit 0.
         validity: properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
@@ -124,10 +124,10 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         agent, kind, host, incarnation, is_unborn: values that the host reported.
-        digest: digest of the checkpoint's plaintext.
+        digest: digest of the checkpoint's plaintext, which is `size_bytes` bytes long.
         pack: index of the pack in the manifest's `packs`.
         offset: offset of the blob's header in the pack.
-        stored_bytes: stored length of the blob, excluding its header.
+        stored_bytes: length of the blob as stored with `codec` (0 plain, 1 lz4 block, plus 2 if encrypted), excluding its header.
         stored_digest: BLAKE3 of the stored bytes.
     """
 
@@ -249,7 +249,7 @@ _locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
-    """Encode a manifest. Return its root in hexadecimal, and the file's contents.
+    """Encode a manifest. Return the manifest's root in hexadecimal, and the encoded file.
 
     Raises:
         UsageError: If the manifest is inconsistent, for example because a blob extends beyond its pack.

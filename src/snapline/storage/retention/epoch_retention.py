@@ -311,13 +311,13 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Number of snapshots to keep beyond those that a recovery needs.
+    """Limits on the snapshots to keep in addition to those that a recovery needs.
 
     Attributes:
         keep_last: number of newest snapshots to keep, at least 1.
-        hourly: for how many of the last hours to keep the newest snapshot. Zero disables the rule.
-        daily: for how many of the last days to keep the newest snapshot. Zero disables the rule.
-        manual: number of newest manual snapshots to keep. Zero disables the rule.
+        hourly: number of past hours for each of which the newest snapshot is kept, or 0 to disable this rule.
+        daily: number of past days for each of which the newest snapshot is kept, or 0 to disable this rule.
+        manual: number of newest manual snapshots to keep, or 0 to disable this rule.
         within_s: age in seconds, relative to the newest snapshot, up to which every snapshot is kept. 0 disables this rule.
     """
 

@@ -22,14 +22,13 @@ flag before it looks for the other side's flag:
 
 Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, and one
 of them finds it. Otherwise the pinner's step 3 finds the intent to delete, unless the deleter has already removed the intent. A deleter
-that has deleted the epoch removes the ref before the intent, so the pinner's step 4 finds no ref. **Step 3 must come before step 4.** Each
-process creates its own files. Pins and intents have random names.
+that has deleted the epoch removes the ref before the intent, so the pinner's step 4 finds no ref. **Step 3 must come before step 4.**
 
-Each process creates its own files, with random names for pins and intents. A refused pinner removes only its own pin, and a deleter removes
+Each process creates its own files, and pins and intents have random names. A refused pinner removes only its own pin, and a deleter removes
 only its own intent. So several processes may pin an epoch concurrently, and several may try to delete it. Only one process can create a tag
 with a given name. A second process that uses the name is refused, even if its tag names the same epoch.
 
-Cleanup after dead processes: An intent to delete blocks new pins of the epoch until `clear_leftovers` removes the intent. `clear_leftovers`
+Cleanup after dead processes. An intent to delete blocks new pins of the epoch until `clear_leftovers` removes the intent. `clear_leftovers`
 removes an intent if the ref is gone or the intent is older than `INTENT_S_MAX`. If the caller knows that no other process deletes, all
 intents are removed. A pin is valid even if the process that created it died between steps 2 and 4. `clear_leftovers` removes a pin if both
 the ref and the manifest of its snapshot are gone. If only the ref is gone, the pin is kept, because a deletion removes the manifest or
@@ -146,8 +145,8 @@ def parse_tag_path(path: str) -> str | None:
 def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Pin:
     """Pin a snapshot durably. A snapshot may be pinned several times.
 
-    `token` must consist of 32 random hexadecimal digits, and must be different for each call. The other functions in this module have the
-    same requirement.
+    `token` must consist of 32 random hexadecimal digits, and must be different for each call. All functions in this module that take a
+    `token` have this requirement.
 
     Raises:
         NotFoundError: If the snapshot does not exist.

@@ -97,7 +97,7 @@ def snapshot_time(summary: SnapshotSummary) -> SnapshotTime:
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return the summary of `epoch`, or None if the epoch was deleted meanwhile. If the caller has just read the ref, it passes the root as
+    """Return the summary of `epoch`, or None if the epoch was deleted meanwhile. A caller that has just read the ref passes the root as
     `root`.
 
     Raises:
@@ -276,7 +276,7 @@ class _BrokenError(Exception):
 
 
 def _is_broken(error: Exception) -> bool:
-    """Return whether the error shows that the file is not a valid catalog. This is not the case for a locked, full or inaccessible file."""
+    """Return whether the error shows that the file is not a valid catalog. Return False for a locked, full or inaccessible file."""
     if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")

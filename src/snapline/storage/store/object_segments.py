@@ -1,7 +1,7 @@
 """Segments of an object stream, their file format, and the code that appends and reads commits.
 
-The newest segment stays open, so that a commit needs only one write and one `fdatasync`. Files on an object store cannot grow, so there
-each commit is a separate segment. A segment's file gets its name only after the first commit has been written, as in `write_once`. So the
+The newest segment stays open, so that a commit needs only one write and one `fdatasync`. Since objects in an object store cannot grow, each
+commit there is a separate segment. A segment's file gets its name only after the first commit has been written, as in `write_once`. So the
 first commit of every listed segment is complete.
 
 After a failed write or sync, the state of the file on disk is unknown, so the segment is not changed any more. The next commit then begins

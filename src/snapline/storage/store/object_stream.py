@@ -28,7 +28,7 @@ The stream preserves G11 (every byte is checked against a digest before it is us
 **The index** is kept in memory. The index contains the entries by path and name, the objects by digest, and the references between objects.
 The index performs no I/O and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
 older objects, whose digests they contain. So there are no cycles, and reference counts are exact. An object that is no longer live is
-removed from the index at once. Its bytes on disk are dead until compaction rewrites the segment.
+removed from the index at once. The bytes of a removed object stay on disk until compaction rewrites the segment.
 """
 
 import contextlib

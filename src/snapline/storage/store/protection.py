@@ -1,7 +1,7 @@
-"""Encryption and signatures of a store. They ensure that only the owner can read the store, and that only data written by the owner is
+"""Encryption and signatures of a store. Keys ensure that only the owner can read the store, and that only data written by the owner is
 accepted.
 
-The model: attackers may read the store and change it arbitrarily, but do not have a key file. The following holds: Then
+The model: attackers may read the store and change it arbitrarily, but do not have a key file. This has the following consequences:
 
 - Attackers learn names, sizes, times and which blobs are equal, but no content, because headers, indexes and manifests are not encrypted.
   Plaintext digests use a key of the store, so attackers cannot use them to verify a guess.

@@ -295,8 +295,8 @@ class StoreReader:
         return self._output_reader.release(epoch)
 
     def watch_outputs(self, watcher: Callable[[int], None]) -> None:
-        """Register a watcher. It is called with the epoch of each release that this object makes or finds complete, and with 0 after each
-        deletion.
+        """Register a watcher, which is called with the epoch of each release that this object makes or finds complete, and with 0 after
+        each deletion.
 
         The calls come from the thread that releases or deletes, so `watcher` must return at once.
         """

@@ -1,4 +1,4 @@
-"""The checkpoint store. It contains packs of checkpoints, a manifest for each epoch, and a ref for each complete epoch
+"""The checkpoint store contains packs of checkpoints, a manifest for each epoch, and a ref for each complete epoch
 (docs/snapshot-format.md).
 
 The store also contains checkpoint packs, host logs and outputs. Checkpoint packs contain checkpoints that agents took independently. The
@@ -452,7 +452,7 @@ class Store(StoreReader):
         """Delete manifests and packs that no ref needs, and old temporary files. Return the removed paths.
 
         Args:
-            begun_below: lowest epoch number whose files are kept. Pass one more than the latest epoch that had begun when the caller
+            begun_below: first epoch number whose files are always kept. Pass one more than the latest epoch that had begun when the caller
                 checked, to protect epochs that begin meanwhile.
             open_epochs: further epochs to keep, which are undecided epochs and complete epochs without a published ref.
             open_writers: writers whose packs and directories must be kept.

@@ -15,10 +15,10 @@ Verification checks the following:
   be unwrapped.
 - The store contains no other files.
 
-Manifests and packs without a ref, and parts of unreleased outputs, are checked like other files and listed as `unreferenced`. Their epoch
-was aborted or is still being written. A store may be verified while it is in use. Files are created in the order pack, manifest, ref, and
-deleted in the order ref, manifest, pack. Verification reads files in the order ref, manifest, pack. So a missing file was deleted during
-the verification if and only if the file that names it is missing too.
+Manifests and packs without a ref, and parts of unreleased outputs, are checked like other files and listed as `unreferenced`. Unreferenced
+files belong to an epoch that was aborted or is still being written. A store may be verified while it is in use. Files are created in the
+order pack, manifest, ref, and deleted in the order ref, manifest, pack. Verification reads files in the order ref, manifest, pack. So a
+missing file was deleted during the verification if and only if the file that names it is missing too.
 
 Verification cannot detect that an epoch's ref has vanished completely, or that the end of a host log has been lost. Only the coordinator's
 log knows which epochs and batches must exist.
@@ -95,7 +95,7 @@ class Verification(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing was found."""
+        """True if verification found no problem."""
         return not self.findings
 
 
@@ -250,7 +250,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
 
     def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
-        """Read a whole pack. Return its index, or None if the index is damaged or the file is missing."""
+        """Read a whole pack. Return the pack's index, or None if the index is damaged or the file is missing."""
         name = layout.parse_pack_path(path, folder)
         if name is None:
             self._note_unknown(path)

@@ -1,9 +1,9 @@
 """Forking creates a store for a new fleet that starts from one snapshot of another fleet.
 
 A fork is a new fleet with its own store and its own cluster, and shares nothing with its parent fleet. The fork's first snapshot has the
-epoch number of the parent's snapshot, because stamps of messages in transit name epochs. Its bytes differ, because the manifest names the
-new cluster, some states may have been changed, and digests of an encrypted store differ. So the fork's snapshot has another root than the
-parent's snapshot.
+epoch number of the parent's snapshot, because stamps of messages in transit name epochs. The bytes of the two snapshots differ, because the
+manifest names the new cluster, some states may have been changed, and digests of an encrypted store differ. So the fork's snapshot has
+another root than the parent's snapshot.
 
 Forking has five steps, each of which is durable before the next begins:
 
@@ -72,7 +72,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
         fleet, config_hash: name and hash of the fleet definition of the fork.
         changed: map from agent to its checkpoint, for each agent whose checkpoint differs from that in the snapshot. A changed checkpoint
             must have the same parts as the original.
-        inputs: pending inputs to copy into the fork. For each agent, they follow the last input that the agent consumed, without gaps.
+        inputs: pending inputs to copy into the fork. For each agent, the inputs follow the last consumed input without gaps.
     """
 
     name: str

@@ -10,8 +10,8 @@ A crash leaves unreferenced files, which the next attempt to copy the snapshot r
 these packs of the target:
 
 1. a pack of this epoch that an earlier or concurrent attempt to copy the snapshot wrote;
-2. a pack that manifests of the target's nearest epochs name. Its epoch must not be later than this one, because a manifest may not name
-   later packs.
+2. a pack that manifests of the target's nearest epochs name. The pack's epoch must not be later than the copied epoch, because a manifest
+   may not name later packs.
 
 The indexes of these packs are checked before the packs are used, but their blobs are not (`check_epoch` checks them). If a manifest with
 this root and its packs already exist, only the ref is missing.
@@ -20,8 +20,8 @@ The caller's duties:
 
 1. No process may delete epochs of the target during a copy. A violation is detected. The deletion of an epoch removes its manifest, then
    reads which packs other manifests name, and then removes packs. A copy writes its manifest, and then checks that the manifests which name
-   the reused packs still exist. If they still exist, any process that deletes them afterwards finds the copy's manifest. **Write first,
-   then check; never the other way round.**
+   the reused packs still exist. If these manifests still exist, any process that deletes them afterwards finds the copy's manifest. **Write
+   first, then check; never the other way round.**
 2. No fleet may run on the target store. Each fleet numbers its own epochs, and two different epochs with the same number would stop the
    fleet. So a store to which a fleet writes accepts only older epochs of the same fleet, because the fleet will not reuse their numbers. A
    fleet trusts its log, so it never rolls back to a copied epoch unless an operator requests it.
@@ -45,8 +45,8 @@ snapshot is removed from the first store only after its copy has been verified. 
 cases:
 
 1. A pin, a tag or a recovery holds the snapshot, which the guarded deletion of `pins.py` checks.
-2. It is the newest snapshot, because a restarted fleet restores it.
-3. Both stores are the same, because then there is no copy. Stores with different ids are different stores. If the ids are equal, one store
+2. The snapshot is the newest one, which a restarted fleet restores.
+3. Both stores are the same store, so that there is no copy. Stores with different ids are different stores. If the ids are equal, one store
    may be a file-by-file copy of the other. So a probe is written to the first store and read from the second.
 
 A move can be interrupted and repeated. The caller of a move has the same duties as the caller of a copy. As with any deletion, the first
