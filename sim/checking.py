@@ -94,10 +94,10 @@ class Options(TypedDict, total=False):
         budget: the value "beyond" allows more faults than the fleet is designed to tolerate. In this case, only safety is checked, not
             liveness.
         arguments: arguments for the function that a "module:fleet" target names.
-        inputs: inputs that the clients send. They are given as a list of `(agent, message)` pairs, as a function that yields such pairs, as
-            "module:name" of such a list or function, or as the path of a JSON Lines file with `agent`, `type` and `fields`. A function may
-            take a `random.Random`, and its first 100 pairs are used. Each input of a list or file is sent once. By default, the fleet has
-            no clients.
+        inputs: inputs that the clients send. Inputs are given as a list of `(agent, message)` pairs, a function that yields such pairs,
+            "module:name" of such a list or function, or the path of a JSON Lines file. The JSON Lines file has the keys `agent`, `type` and
+            `fields`. A function may take a `random.Random`, and its first 100 pairs are used. Each input of a list or file is sent once. By
+            default, the fleet has no clients.
         clients: number of clients that send the inputs. The default is 2. Some of the clients' requests and answers are lost, and the
             clients resend the requests with the same key.
         restores: number of times that an operator restores the fleet, including its inputs, from an earlier snapshot. The default is 0,
@@ -328,7 +328,8 @@ def template_of(faults: Faults) -> Scenario:
 
 
 def turns_of(scenario: Scenario, make: Callable[[], Workload]) -> int:
-    """Return the number of turns that a run of this fleet should take. It is the number in a run without faults, but at most `TURNS`."""
+    """Return the number of turns that a run of this fleet should take. The result is the number of turns in a run without faults, but at
+    most `TURNS`."""
     workload = make()
     networks = (QUICK, SLOW) if workload.fleet.stop_when is not None else (QUICK,)
     turns = min([_taken(scenario, workload if delay is QUICK else make(), delay) for delay in networks])

@@ -3,7 +3,7 @@
     def test_my_fleet(snapline_sim):
         snapline_sim.check(my_module.fleet, seeds=200)
 
-pytest loads this module whenever it starts. So the module imports only pytest at first. It imports everything else when a test uses the
+pytest loads this module whenever it starts. So the module imports only pytest at first, and imports everything else when a test uses the
 fixture."""
 
 import shlex
@@ -79,8 +79,8 @@ class Simulation:
         """Run a fleet with many seeds. At the first run that does not pass, the test fails and reports a shrunk form of this run.
 
         Args:
-            target: the fleet to run. It is a snapline.Fleet, a function that is called for each run and returns a fleet, "module:fleet", a
-                Scenario, or the path of a scenario's TOML file.
+            target: the fleet to run. The target is a snapline.Fleet, a function that is called for each run and returns a fleet,
+                "module:fleet", a Scenario, or the path of a scenario's TOML file.
             seeds: number of seeds, or the seeds themselves.
             invariant: function that is called with every complete cut, which is a snapline.Cut. To report a violation, the invariant
                 function raises AssertionError or returns a message or False.

@@ -1,12 +1,12 @@
-"""The scenario of a simulated run. It defines the fleet, its network and store, the faults, and the deadline for recovery.
+"""The scenario of a simulated run. A scenario defines the fleet, its network and store, the faults, and the deadline for recovery.
 
 The same TOML file configures both simulations and runs of real processes. The file is parsed into frozen structs. Every key has a default,
 and unknown keys are rejected. `format_scenario` returns text that `parse_scenario` can read. Each section is written with all its keys, so
 that an old file keeps its meaning when a default changes. For a fault, only the keys that differ from their defaults are written.
 
-A scenario is checked in three steps. First, msgspec checks types and allowed values. Its error messages name the path of the invalid key.
-Second, `check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys. Third,
-`faults.check_budget` checks that the faults do not exceed the fault budget.
+A scenario is checked in three steps. First, msgspec checks types and allowed values. The error messages of msgspec name the path of the
+invalid key. Second, `check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys.
+Third, `faults.check_budget` checks that the faults do not exceed the fault budget.
 
 Python's standard library can read TOML files but cannot write them. The writer in this module supports only the types of values that occur
 in scenarios: strings, numbers, booleans, lists and tables. `readable` adds the invalid value and the allowed values to the error messages
@@ -188,7 +188,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Network delays. `paths` overrides the delay between particular nodes for the whole run. Its keys have the form "c1>h2"."""
+    """Network delays. `paths` overrides the delay between particular nodes for the whole run. The keys of `paths` have the form "c1>h2"."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -222,7 +222,8 @@ class ClientsPart(Part, frozen=True, kw_only=True):
     requests.
 
     Attributes:
-        inputs_from: source of all clients' inputs, given as "module:name" or as the path of a file. It replaces the pattern's inputs.
+        inputs_from: source of all clients' inputs, given as "module:name" or as the path of a file. This source replaces the pattern's
+            inputs.
         asks: whether clients wait for some of the answers to their inputs.
         is_settling: whether an operator retries some dead letters and drops others.
     """

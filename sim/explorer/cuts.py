@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-An agent's *ledger* is the state of its application, which does not depend on the protocol. It contains the number of messages sent to each
-receiver and the identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Message numbers are
+An agent's *ledger* is the state of its application, which does not depend on the protocol. A ledger contains the number of messages sent to
+each receiver and the identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Message numbers are
 reused after a rollback. So ledgers are compared immediately after a recovery, before a new message can reuse a number.
 
 A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger. Two entries in
@@ -128,7 +128,8 @@ Relation = tuple[int, ...]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation between two agents' columns. It contains, for each entry in the first column, bit masks of entries in the second column.
+    """Relation between two agents' columns. The table contains, for each entry in the first column, bit masks of entries in the second
+    column.
 
     Attributes:
         width: number of entries in the second column.

@@ -1,14 +1,14 @@
 """Models of fleets that take checkpoints in epochs. The models run the real cores. The module contains the common part of the two
 Chandy-Lamport protocols, and the model of the epoch-stamped protocol.
 
-The coordinator begins a bounded number of epochs. It announces each epoch to every agent, with a delay, and collects the agents' reports.
-An epoch is complete when the reports cover all agents and all channels. The coordinator keeps the cut of the last complete epoch. The cut
-contains each agent's ledger (the explorer's ground truth) at the time when the agent recorded its state, and the state of each channel from
-the reports.
+The coordinator begins a bounded number of epochs. The coordinator announces each epoch to every agent, with a delay, and collects the
+agents' reports. An epoch is complete when the reports cover all agents and all channels. The coordinator keeps the cut of the last complete
+epoch. The cut contains each agent's ledger (the explorer's ground truth) at the time when the agent recorded its state, and the state of
+each channel from the reports.
 
 A crash may happen at any moment. A crash rolls the whole fleet back to the cut of the last complete epoch, or to the initial state if no
-epoch is complete. The effect is the same whichever agent crashes. A recovery is one step. It aborts open epochs, drops messages of the
-older incarnation, creates new cores, and fills each channel with its state in the cut.
+epoch is complete. The effect is the same whichever agent crashes. A recovery is one step. The recovery aborts open epochs, drops messages
+of the older incarnation, creates new cores, and fills each channel with its state in the cut.
 
 The model uses the ledgers to check the following properties.
 

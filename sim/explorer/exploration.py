@@ -48,7 +48,7 @@ class Exploration(msgspec.Struct):
         transitions: number of steps between these states.
         depth: largest number of steps from the initial state to another state, by the shortest path.
         is_complete: whether all states that are possible within the bounds were reached.
-        violation: the violation that was found, or None. Its `t_ns` is the number of steps that lead to the violation.
+        violation: the violation that was found, or None. The field `t_ns` of a violation contains the number of steps that lead to it.
         path: shortest sequence of steps that leads to the violation.
         uses_digests: whether states were compared only by their digests, so that two different states may have counted as equal. Currently
             always False.

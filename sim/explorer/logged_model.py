@@ -14,14 +14,14 @@ dropped, because they belong to an older incarnation.
 
 In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3). Immediately after a
 recovery, this check also detects every orphan. No other check of the ledgers is needed, because agents may send at any time. So any ledgers
-that pass this check can also occur without crashes. In every state in which a crash is possible, the model examines all cuts. It compares
-the result with the product's recovery lines (G5) and obsolete checkpoints (G7).
+that pass this check can also occur without crashes. In every state in which a crash is possible, the model examines all cuts. The model
+compares the result with the product's recovery lines (G5) and obsolete checkpoints (G7).
 
-*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct set of columns. Its
-result determines the recovery. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as
-long. So if several sets of columns differ only in the agents' names, `recovery.history` is called for only one of them. G7: every
-checkpoint on the recovery line after some single failure, as computed from all cuts, is needed and must not count as obsolete. The theorem
-in `recovery.garbage` that later recovery lines need no other checkpoints is not checked here.
+*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct set of columns. The
+result of `recovery.lines` determines the recovery. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and
+takes fifty times as long. So if several sets of columns differ only in the agents' names, `recovery.history` is called for only one of
+them. G7: every checkpoint on the recovery line after some single failure, as computed from all cuts, is needed and must not count as
+obsolete. The theorem in `recovery.garbage` that later recovery lines need no other checkpoints is not checked here.
 
 `InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's checkpointing rules. At any
 moment, an agent may take a basic checkpoint or send a message. The number of each is bounded. An agent may also consume the first message
@@ -344,7 +344,7 @@ class LoggedModel(Model):
         ]
 
     def _restarted_node(self, agent: int, number: int, place: int, begun: int) -> int:
-        """Return an agent's node after a recovery to position `place` in its column. Its channels are still empty."""
+        """Return an agent's node after a recovery to position `place` in its column. The channels in the node are still empty."""
         node = self.nodes[agent].values[number]
         empty: Log = ((),) * len(self.agents)
         if place == len(node.checkpoints):

@@ -5,8 +5,8 @@ Theory of operation
 A *state* is a tuple with one small integer per *actor*. The actors are the agents and, last, the coordinator. The integer of an actor is
 the number of its *node*, which is the actor's local state. A node contains the image of the actor's core, the actor's ledger (the
 explorer's ground truth), and the queues of items in transit to the actor. So an actor's next moves depend only on its own node, and they
-change only this node and the queues of other actors. This makes the search fast, because the real cores compute each move and each arrival
-of an item only once per node. Later, the result is looked up. A hundred thousand states consist of only a few thousand different nodes.
+change only this node and the queues of other actors. The search is fast because the real cores compute each move and each arrival of an
+item only once per node. Afterwards, the result is looked up. A hundred thousand states consist of only a few thousand different nodes.
 
 Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on the nodes of all actors. The models cache the results of these methods
 for pairs of nodes, or for the relevant part of a node.
@@ -139,7 +139,7 @@ class Fault(Exception):
 
     Attributes:
         oracle, guarantee, text: as in `sim.result.Violation`.
-        label: label of the step that violates the guarantee. It is empty if the violation belongs to a state and not to a step.
+        label: label of the step that violates the guarantee. The label is empty if the violation belongs to a state and not to a step.
     """
 
     def __init__(self, oracle: str, guarantee: str, text: str, label: str = "") -> None:

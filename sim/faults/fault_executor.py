@@ -65,8 +65,8 @@ class Executor(Protocol):
     # The network.
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set the network delay from sender to receiver. It remains until the next call for the same pair. `reset_network` restores the
-        scenario's delay."""
+        """Set the network delay from sender to receiver. The delay remains in effect until the next call for the same pair. `reset_network`
+        restores the scenario's delay."""
         ...
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
@@ -111,7 +111,7 @@ class Executor(Protocol):
         ...
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """If `is_on` is True, make all calls of this kind on the host hang. Otherwise let the hanging calls return."""
+        """If `is_on` is True, make all calls of this kind on the host hang. If it is False, let the hanging calls return."""
         ...
 
     def power_cut(self, host: str) -> None:

@@ -272,7 +272,7 @@ class SlowFault(HostFault, frozen=True, kw_only=True):
 
 
 class PauseFault(HostFault, frozen=True, kw_only=True):
-    """A node is paused and later resumed. It is either a host or the node that reaches a failpoint."""
+    """A node is paused and later resumed. The node is either a host or the node that reaches a failpoint."""
 
     failpoint: str = ""
     hit: Hit = 1
@@ -414,7 +414,8 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
 
 class CaptureFault(FaultKind, frozen=True, kw_only=True):
-    """Attempts to encode an agent's state fail. The first failing attempt is the `hit`-th in the fleet, and `times` attempts fail."""
+    """Attempts to encode an agent's state fail. The first attempt to fail is the `hit`-th in the fleet, and `times` attempts fail in
+    total."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1

@@ -76,8 +76,8 @@ class Conditions:
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """The hosts `absent_hosts` join later in the run. They count as down until `relieve` is called for them, so that no restart starts
-        them too early."""
+        """The hosts `absent_hosts` join later in the run. These hosts count as down until `relieve` is called for them, so that no restart
+        starts them too early."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -217,8 +217,8 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return each pair of nodes in only one direction. It is the direction that is listed first, or the opposite direction if `way` is
-    1."""
+    """For each pair of nodes, return only one direction. The result contains the direction that is listed first, or the opposite direction
+    if `way` is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:

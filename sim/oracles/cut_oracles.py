@@ -1,4 +1,4 @@
-"""Oracles that compare a complete epoch with the ground truth. They check orphans (G1), channel states (G2), images (G3, G11) and
+"""Oracles that compare a complete epoch with the ground truth. The oracles check orphans (G1), channel states (G2), images (G3, G11) and
 `stop_when` (G3).
 
 Theory of operation
@@ -9,13 +9,14 @@ definitions.
 
 - An orphan is a message that was consumed inside the cut, although it was not sent inside the cut or is still in its sender's outbox. A
   restart would resend a message in the outbox.
-- The state of a channel consists of the messages that were sent but not consumed inside the cut, in order. It must equal the stored messages
-  in transit, followed by the sender's outbox.
+- The state of a channel consists of the messages that were sent but not consumed inside the cut, in order. The channel state must equal the
+  stored messages in transit, followed by the sender's outbox.
 
 *Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch was either gone before the epoch or
-created after it. In the first case all its messages count as sent inside, and in the second case none. An agent counts as gone if it has
-stopped and the message that created it left its parent inside the cut. Messages to an agent that is leaving or gone become dead letters, so
-the channels to such agents are not compared. For any other agent outside the epoch, no message may have left its sender inside the cut.
+created after it. If the agent was gone, all its messages count as sent inside the cut. If it was created later, none do. An agent counts as
+gone if it has stopped and the message that created it left its parent inside the cut. Messages to an agent that is leaving or gone become
+dead letters, so the channels to such agents are not compared. For any other agent outside the epoch, no message may have left its sender
+inside the cut.
 
 *Vector clocks* detect orphans without channel counts. A cut is consistent if and only if no agent depends on more turns of another agent
 than are inside the cut (Mattern 1989). Vector clocks do not cover messages in outboxes.
@@ -52,8 +53,8 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 def record_cut(
     ground_truth: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Return every agent's position in a cut. Also return a finding for each checkpoint that was never captured or that differs from its
-    image."""
+    """Return every agent's position in a cut. The second result contains a finding for each checkpoint that was never captured or that
+    differs from its image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = ground_truth.branch_of(plan)

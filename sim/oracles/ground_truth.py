@@ -3,8 +3,8 @@ sender, the receiver, and the turns in which the message was sent and consumed.
 
 Theory of operation
 -------------------
-The ground truth records the inputs and outputs of turns. It never uses the product's message numbers, stamps, markers or vectors. So it
-shares no assumptions with the protocols under test.
+The ground truth records the inputs and outputs of turns. The ground truth never uses the product's message numbers, stamps, markers or
+vectors. So it shares no assumptions with the protocols under test.
 
 *Branches.* A recovery plan starts every agent from a checkpoint. Under the plan, the agent's history consists of the checkpoint's history,
 up to the image's turn, and of new turns in the plan's own branch. A host that does not know the newest plan yet (a zombie) continues in the
@@ -45,15 +45,15 @@ the agent, and the end of the last fault. Waits are not checked in runs with clo
 *Rollbacks.* After an agent requests a rollback (`ctx.rollback`), it takes no further turn in that incarnation, and the fleet is restored
 once. The oracle compares the turns that request rollbacks with the entries in the coordinator's log. If a restore names an agent, this
 agent must have requested a rollback in the incarnation that the restore names. If the same agent requests a second rollback at the same
-place for the same reason, the fleet must leave the decision to operators. This rule applies until the log no longer keeps the plan of the
-first rollback, or an operator restores the fleet.
+place for the same reason, the fleet must leave the decision to operators. This rule about a second rollback applies until the log no longer
+keeps the plan of the first rollback, or an operator restores the fleet.
 
 *Effects.* Whatever crashes happen, a fleet never calls an effect again after a turn has used the effect's outcome. After an effect was
 undone, it is never called under its old key. The oracle records the keys that are sent to outside services and the outcomes that handlers
 receive. A key belongs to one call of an effect, and a repeated effect gets a new key. Hosts that a plan has replaced may still call pending
-effects for a while. They are not fenced, but the outside service recognizes the keys. A restored fleet does not repeat the effects that
-were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet may repeat effects, so the oracle
-then reports nothing."""
+effects for a while. Calls by replaced hosts are not fenced, but the outside service recognizes their keys. A restored fleet does not repeat
+the effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet may repeat
+effects, so the oracle then reports nothing."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -417,8 +417,8 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """Record that a message became a dead letter of its receiver. The dead-lettered message counts as consumed. Its only effect is that
-        a call in it is refused.
+        """Record that a message became a dead letter of its receiver. The dead-lettered message counts as consumed. If the dead letter is a
+        call, the caller gets a refusal, and there is no other effect.
 
         If `payload` is None, the payload is unknown, and the dead letter is the channel's next message."""
         self.dead_lettered += 1

@@ -130,7 +130,7 @@ class AgentHistory(msgspec.Struct):
 
     Attributes:
         turns: number of turns that the agent has finished, including turns in earlier branches that lead to this branch.
-        origin: image from which the agent starts in the branch. None if the agent started in its initial state or did not exist.
+        origin: image from which the agent starts in the branch, or None if the agent started in its initial state or did not exist.
         stopped_at: turn in which the agent stopped, or 0 if it has not stopped.
         voids: number of the agent's messages that have become void.
         failed_ns: time at which a checkpoint of the agent failed, or 0 if none failed. Work after that time cannot be saved under this

@@ -1,5 +1,5 @@
-"""Oracles for data that enters or leaves the fleet. They check clients' inputs (R1), answers to inputs (R2), released outputs (R2), dead
-letters, and operator commands.
+"""Oracles for data that enters or leaves the fleet. The oracles check clients' inputs (R1), answers to inputs (R2), released outputs (R2),
+dead letters, and operator commands.
 
 *Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2). The
 guarantees R1 and R2 hold unless the bytes of a complete epoch are lost. The simulated clients report their inputs and the answers that they
@@ -269,7 +269,7 @@ class InputOracle:
         self.offered[payload].is_reported_dead_letter = True
 
     def on_fallen_back(self) -> None:
-        """Record that a restore returned the fleet to a point before a complete epoch. This may revoke final answers."""
+        """Record that a restore returned the fleet to a point before a complete epoch. Such a restore may revoke final answers."""
         self.has_fallen_back = True
 
     def on_bytes_lost(self) -> None:

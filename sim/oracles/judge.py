@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 The world calls a method for each event and command of the production cores, in order. The judge updates the ground truth
-(`sim/oracles/ground_truth.py`). It also runs the oracles when certain events happen. The following table lists each event with its oracles,
-their guarantees and the module.
+(`sim/oracles/ground_truth.py`). The judge also runs the oracles when certain events happen. The following table lists each event with its
+oracles, their guarantees and the module.
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              ground_truth.py
@@ -135,8 +135,8 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image that a TakeCheckpoint command or a CaptureState command has just captured. In the second case, `basis` is
-        "coordinated"."""
+        """Record an image that has just been captured. If a CaptureState command captured it, `basis` is "coordinated". Otherwise a
+        TakeCheckpoint command captured it."""
         if control.is_born:
             self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
@@ -148,7 +148,7 @@ class Judge:
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """Check that the refusal of a creation was correct. It is correct if an agent with this id has already been created in this
+        """Check that the refusal of a creation was correct. A refusal is correct if an agent with this id has already been created in this
         history.
 
         A refusal is also correct on a host that follows an older plan, and in a fleet that has reached its maximum size."""

@@ -1,5 +1,5 @@
-"""Oracles for recovery lines. They check that a recovery line is maximal and includes survivors (G5), and that no data that a later line
-needs is deleted (G7).
+"""Oracles for recovery lines. The oracles check that a recovery line is maximal and includes survivors (G5), and that no data that a later
+line needs is deleted (G7).
 
 Theory of operation
 -------------------
@@ -14,8 +14,8 @@ world does not inspect the coordinator, but it has a lower and an upper bound fo
 
 - The lower bound, *known*, consists of the checkpoints that the coordinator had acknowledged to hosts, and of the previous epoch's line
   (the *base*).
-- The upper bound, *durable*, consists of the checkpoints in the store when the line becomes an epoch. It includes later checkpoints because
-  the world may learn of a pack late.
+- The upper bound, *durable*, consists of the checkpoints in the store when the line becomes an epoch. The upper bound may include later
+  checkpoints, because the world may learn of a pack late.
 
 An agent's reports arrive in order, so the coordinator knows all its checkpoints up to some number between the two bounds. A line L is
 correct if and only if it is the maximal line for some choice of these numbers. Adding checkpoints never moves the maximal line back, and
@@ -46,8 +46,8 @@ that are not before the plan's line are considered. The oracle uses no code from
 - First, it needs the newest complete epoch as a whole, because the next plan starts from it. To check this, the world reads the epoch after
   every deletion.
 - Second, under autonomous protocols, it may need each checkpoint of the current plan after this epoch, because lines only advance. A later
-  line may contain such a checkpoint itself. It may also contain a later checkpoint of the same agent, and then needs the log of the
-  messages sent in between.
+  line may contain such a checkpoint itself. A later line may also contain a later checkpoint of the same agent, and then needs the log of
+  the messages sent in between.
 
 No later line can contain a checkpoint of a replaced plan, or a checkpoint that is not after the epoch's line. If an agent has left the
 fleet, no epoch that begins later contains it. So its checkpoints are not needed after all earlier epochs have ended. Under `koo-toueg`, a

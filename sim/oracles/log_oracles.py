@@ -1,5 +1,5 @@
-"""Oracles for the coordinator's log. They check the history of epochs and plans (G4), and linearizability as observed by the log's callers
-(G8).
+"""Oracles for the coordinator's log. The oracles check the history of epochs and plans (G4), and linearizability as observed by the log's
+callers (G8).
 
 Theory of operation
 -------------------

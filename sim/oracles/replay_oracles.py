@@ -27,8 +27,8 @@ If a user's fleet diverges, `DivergenceReasons` searches for the reason.
 
 Reasons for divergences
 -----------------------
-The oracles above detect a replayed turn that diverges. The search for reasons only explains the divergence. It looks for state that the
-turn's handler uses and that checkpoints do not contain. With its result, the violation can name a line of code. The search follows a
+The oracles above detect a replayed turn that diverges. The search for reasons only explains the divergence. The search looks for state that
+the turn's handler uses and that checkpoints do not contain. With its result, the violation can name a line of code. The search follows a
 handler's bytecode through the functions and classes of the agents' own modules. The search records which global variables and class
 attributes the handler uses, and where it calls clocks or random generators. The values of these variables are recorded before an agent
 class runs its first turn. The reported reason is a variable whose value has changed by the end of the run. If there is none, it is one of
@@ -154,8 +154,8 @@ class DivergenceReasons:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Record which variables an agent class uses. This must happen before the class runs its first turn. Later calls for the same class
-        have no effect."""
+        """Record which variables an agent class uses. The caller must do this before the class runs its first turn. Later calls for the
+        same class have no effect."""
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -430,7 +430,7 @@ class _NotPossibleError(Exception):
 
 
 class _Draws(TurnEnvironment):
-    """Environment for a replayed handler. It returns the recorded random numbers, times and step outcomes in order."""
+    """Environment for a replayed handler. The environment returns the recorded random numbers, times and step outcomes in order."""
 
     def __init__(self) -> None:
         self.left: list[object] = []

@@ -54,7 +54,7 @@ class Intervals(msgspec.Struct):
 
     Attributes:
         checkpoints: for each agent, its images without the initial image. The image with the index x − 1 begins interval x.
-        first: for each agent, the node of its interval 0. The nodes of its other intervals follow.
+        first: for each agent, the node of its interval 0. The nodes of the agent's other intervals follow.
         flows: all consumed messages.
         nodes: number of intervals.
     """
@@ -130,7 +130,8 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return, for each node, the number of its strongly connected component. This is Tarjan's algorithm (1972) without recursion."""
+    """Return, for each node, the number of its strongly connected component. The function uses Tarjan's algorithm (1972) without
+    recursion."""
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)

@@ -178,7 +178,7 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """Return a scene with at most `events_max` events. It shows the events around the first violation or, if there is none, the last
+    """Return a scene with at most `events_max` events. The scene shows the events around the first violation or, if there is none, the last
     events."""
     first, last = window_of(recording, result, events_max)
     past = past_events_of(recording)

@@ -1,8 +1,9 @@
 """Reports for display in a terminal. One report describes the outcome of a single run, and another the failure of a test that runs many
 seeds.
 
-*Outcome* (`summarise`). The report of a single run fits on one screen and begins with the most important parts. It has at most `LINES_MAX`
-lines with at most `WIDTH` characters each. Omitted items are counted. Control characters in a user's error message are removed.
+*Outcome* (`summarise`). The report of a single run fits on one screen and begins with the most important parts. The report of a single run
+has at most `LINES_MAX` lines with at most `WIDTH` characters each. Omitted items are counted. Control characters in a user's error message
+are removed.
 
 *Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest scenario that fails.
 The failed run is first shrunk, within a time limit, and then repeated with a recording. The run's folder contains the diagrams, the

@@ -46,8 +46,8 @@ receiver i omits entry k if, since the previous message to i, `count[k]` and `ta
   and receiver are equal, it is enough to send the added bits. If the message's clock is higher than the receiver's, no earlier message on
   the channel had this clock value, because otherwise the receiver would have adopted it. Every bit in `not_greater`, including the sender's
   own bit, was recorded as a change when it was set at this clock value, so the message carries all of them.
-- If no change was recorded, the clock has not changed either, because a new clock value sets the agent's own bit again. In this case the
-  piggyback is empty.
+- If no change was recorded, the clock has not changed either, because a new clock value sets the agent's own bit again. If nothing has
+  changed, the piggyback is empty.
 
 BCS
 ---
@@ -95,8 +95,8 @@ class HmnrRule(CheckpointRule):
     Attributes:
         _clock: the agent's Lamport clock, which is 1 after the initial checkpoint and never decreases while the agent runs.
         _count: for each known agent, the number of its checkpoints known to this agent, including the initial checkpoint. No entry: 0.
-        _not_taken: mask of the agents k for which `taken[k]` is false. It always contains this agent.
-        _not_greater: mask of the agents k for which `greater[k]` is false. It always contains this agent.
+        _not_taken: mask of the agents k for which `taken[k]` is false. The mask always contains this agent.
+        _not_greater: mask of the agents k for which `greater[k]` is false. The mask always contains this agent.
         _sent_to: mask of the agents to which this agent has sent messages since its last checkpoint.
         _changes: entries that the next message to each receiver must carry.
     """

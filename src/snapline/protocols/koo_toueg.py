@@ -117,10 +117,11 @@ class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The coordinator requests a checkpoint in `round`. The request may be duplicated or delayed.
 
     Attributes:
-        by: the agent on whose behalf the coordinator requests the checkpoint. None if this agent is an initiator.
+        by: the agent on whose behalf the coordinator requests the checkpoint, or None if this agent is an initiator.
         number: number of the last message that the agent `by` has received from this agent. The number has no meaning if this agent is an
             initiator.
-        is_willing: whether the caller can take a checkpoint now. It cannot if there is no free storage or if the agent is leaving.
+        is_willing: whether the caller can take a checkpoint now. The caller cannot take one if there is no free storage or if the agent is
+            leaving.
     """
 
     round: int
@@ -415,7 +416,7 @@ class KooTouegCore:
         """Return the core of an agent that starts from a permanent checkpoint. `image` is the encoding of the core in that checkpoint.
 
         The core was encoded immediately after the checkpoint, so the tables in the image are empty. The round in the image was undecided at
-        that time. This fact no longer matters. Pass the recovery plan's `latest_round`, so that the core ignores requests from before the
+        that time, which no longer matters. Pass the recovery plan's `latest_round`, so that the core ignores requests from before the
         recovery.
 
         Raises:

@@ -7,9 +7,8 @@ A fleet has one protocol, which cannot change during a run. A protocol's *mode* 
 - In *uncoordinated* mode, each agent decides for itself.
 - In *communication-induced* mode, each agent decides for itself, but data attached to a message may force an additional checkpoint.
 
-Under every protocol except `chandy-lamport`, each agent stores its own checkpoints together with a log of its sent messages. These
-protocols are called *logged*. Under an *autonomous* protocol, the coordinator requests no checkpoints and must compute the recovery
-line."""
+A protocol is called *logged* if each agent stores its own checkpoints together with a log of its sent messages. All protocols except
+`chandy-lamport` are logged. Under an *autonomous* protocol, the coordinator requests no checkpoints and must compute the recovery line."""
 
 from snapline.errors import UsageError
 

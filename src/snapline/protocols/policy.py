@@ -36,7 +36,7 @@ Checkpoint intervals of Young and of Daly
 Let C be the pause that one checkpoint causes. Failures occur at random, with a mean time M between failures. Each failure undoes the work
 since the last checkpoint. If checkpoints are rare, failures cost more time. If checkpoints are frequent, pauses cost more time. If the time
 between failures is exponentially distributed, the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the
-work between two checkpoints. This function is flat around its minimum, so simple formulas are nearly optimal.
+work between two checkpoints. The expected time is nearly constant around its minimum, so simple formulas are nearly optimal.
 
 - Young (1974) gives T = sqrt(2CM), which is accurate if C is much smaller than M. For C = M/10, Young's formula costs 0.5 % more than the
   optimum.
@@ -61,8 +61,8 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
     Args:
         cost_s: the pause that one checkpoint causes, in seconds.
-        mtbf_s: the fleet's mean time between failures, in seconds. It equals one host's mean time between failures divided by the number of
-            hosts.
+        mtbf_s: the fleet's mean time between failures, in seconds. The fleet's mean time equals one host's mean time between failures
+            divided by the number of hosts.
 
     Raises:
         UsageError: an argument is not a finite number greater than 0.
@@ -143,7 +143,8 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
     """Policy: take a checkpoint after the interval that minimizes the loss of work, limited to the range from `least_s` to `most_s`.
 
     Attributes:
-        mtbf_s: the fleet's mean time between failures, in seconds. If None, it is estimated from the observed failures.
+        mtbf_s: the fleet's mean time between failures, in seconds. If the value is None, the mean time is estimated from the observed
+            failures.
 
     Raises:
         UsageError: a time is not positive or too large, or `least_s` is greater than `most_s`.
@@ -220,7 +221,7 @@ class PolicyClock:
         _is_asked: whether the agent or an operator has requested a checkpoint since the last checkpoint.
         _mtbf_s: estimate of the fleet's mean time between failures.
         _timer_ns: earliest time at which a timed policy requires a checkpoint, or None if there is no timed policy.
-        _messages_due: smallest `count` of the `EveryMessages` policies. None if there is no such policy.
+        _messages_due: smallest `count` of the `EveryMessages` policies, or None if there is no such policy.
     """
 
     __slots__ = (

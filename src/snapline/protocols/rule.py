@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Agents take *basic* checkpoints according to their policy. A rule adds *forced* checkpoints. It attaches data (a piggyback) to each message,
-and decides before each turn whether the turn's message requires a checkpoint first. The protocols use no control messages, and agents never
-wait. A rule holds the protocol's state for one agent. A rule identifies agents by ordinals instead of ids, and reads only piggybacks, not
-the messages themselves.
+Agents take *basic* checkpoints according to their policy. A rule adds *forced* checkpoints. A rule attaches data (a piggyback) to each
+message, and decides before each turn whether the turn's message requires a checkpoint first. The protocols use no control messages, and
+agents never wait. A rule holds the protocol's state for one agent. A rule identifies agents by ordinals instead of ids, and reads only
+piggybacks, not the messages themselves.
 
 A rule is part of the agent's state. Every checkpoint contains the rule's encoded state, and a rollback restores it. Survivors keep their
 rules. So on a consistent cut, the rules of all agents are in a state that an execution without failures could have reached. No protocol

@@ -1,5 +1,5 @@
-"""History of a fleet's checkpoints and message counts, from which the coordinator computes recovery lines. It is used under uncoordinated
-and communication-induced protocols.
+"""History of a fleet's checkpoints and message counts, from which the coordinator computes recovery lines. The history is used under
+uncoordinated and communication-induced protocols.
 
 Theory of operation
 -------------------
@@ -10,14 +10,14 @@ first n messages. The module computes the following results from these reports.
 - `line` returns the recovery line (protocols.md, section 6; G5). The computation starts with failed agents at their last durable checkpoint
   and survivors at their live state. A survivor never causes orphans, because its sends are never undone. So only the messages that its live
   state has received matter. If frozen survivors have reported their live states, the line is exact. If reports are missing or old, the line
-  is an estimate. It is exact if the survivors have received no messages since their reports.
+  is an estimate. The estimate is exact if the survivors have received no messages since their reports.
 - `total_line` returns the recovery line for a failure of all agents. No other recovery line goes further back than the total-failure line,
   which is updated with each checkpoint.
 - `obsolete` returns the checkpoints that can be deleted, according to the exact rule in protocols.md, section 7 (G7). Different agents
   report at different times, so their reports may together describe a state that the fleet was never in. So the rule takes the greatest
-  consistent cut of the known states and keeps the checkpoints that each *single* failure would need there. It deletes nothing after the
-  cut. If every checkpoint inside the cut is known, later recovery lines need no other checkpoints inside the cut. So the rule ignores an
-  agent's live state while the agent's newest checkpoint is still being written.
+  consistent cut of the known states and keeps the checkpoints that each *single* failure would need there. The rule deletes nothing after
+  the cut. If every checkpoint inside the cut is known, later recovery lines need no other checkpoints inside the cut. So the rule ignores
+  an agent's live state while the agent's newest checkpoint is still being written.
 
 A recovery truncates the history: `roll_back` removes all checkpoints and counts after the recovery line, and later checkpoints reuse the
 numbers.
@@ -377,7 +377,8 @@ class TotalLine:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """A recovery line. It maps each agent to the checkpoint to which the agent returns, or to None if the agent keeps its live state."""
+    """A recovery line of the fleet. A recovery line maps each agent to the checkpoint to which the agent returns, or to None if the agent
+    keeps its live state."""
 
     checkpoints: dict[str, int | None]
 
@@ -428,7 +429,7 @@ class FleetHistory:
 
         Raises:
             NotFoundError: `agent` has not joined.
-            ProtocolError: If a checkpoint is skipped, or if a count has decreased. In both cases the history remains unchanged.
+            ProtocolError: If a checkpoint is skipped, or if a count has decreased. The history then remains unchanged.
         """
         ordinal = self._member(agent)
         last = self._records.last[ordinal]
@@ -453,9 +454,8 @@ class FleetHistory:
     ) -> None:
         """Record how many messages the live state of `agent` has received and sent.
 
-        The counts are cumulative. They must include every channel that has changed since the last checkpoint passed to `add`, which may be
-        older than a checkpoint that is still being written. Counts never decrease within an incarnation, so an outdated report has no
-        effect.
+        The counts are cumulative. A report must include every channel that has changed since the last checkpoint passed to `add`, even if a
+        newer checkpoint is being written. Counts never decrease within an incarnation, so an outdated report has no effect.
 
         Args:
             received: for each sender, the number of the last message received from it.
@@ -618,8 +618,7 @@ class FleetHistory:
         without an entry in `line` keep their live states.
 
         Raises:
-            NotFoundError: If an agent has not joined, or does not have the checkpoint in `line`. In both cases the history remains
-                unchanged.
+            NotFoundError: If an agent has not joined, or does not have the checkpoint in `line`. The history then remains unchanged.
         """
         for ordinal, place in enumerate(self._places_of(line)):
             if place != LIVE:

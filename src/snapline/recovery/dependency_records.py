@@ -188,11 +188,11 @@ class Records:
             yield from channels.values()
 
     def add(self, agent: int, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int) -> None:
-        """Add a checkpoint of `agent`. Its number must be greater than the numbers of the agent's other checkpoints. Channels with an
+        """Add a checkpoint of `agent`. The number must be greater than the numbers of the agent's other checkpoints. Channels with an
         unchanged count are ignored.
 
         Raises:
-            ProtocolError: If a count is lower than the count at an earlier checkpoint. In this case the checkpoint is not added.
+            ProtocolError: If a count is lower than the count at an earlier checkpoint. The checkpoint is then not added.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -371,7 +371,7 @@ class IntervalGraph:
 
     Attributes:
         numbers: for each ordinal, the checkpoints that begin the agent's intervals.
-        base: for each ordinal, the node of the agent's first interval. The nodes of its other intervals follow.
+        base: for each ordinal, the node of the agent's first interval. The nodes of the agent's other intervals follow.
         next_nodes: for each node, the nodes to which its edges lead.
     """
 
@@ -483,8 +483,8 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Sequence[int]], reach: list[int]) -> None:
-    """Complete a component. The component consists of `root` and all nodes above it on the stack. Its nodes can reach each other and
-    everything to which their edges lead."""
+    """Complete a component. The component consists of `root` and all nodes above it on the stack. The nodes of the component can reach each
+    other and all nodes to which their edges lead."""
     component = []
     reachable = 0
     while True:

@@ -238,7 +238,7 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
     least one agent.
 
     The orphans of a round are the orphans in the cut at the start of the round. Only sends undone in the previous round can have caused
-    them, because the receivers of earlier orphans have already rolled back."""
+    these orphans, because the receivers of earlier orphans have already rolled back."""
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()
     moved = {agent: len(execution.intervals[agent]) - 1 for agent in sorted(failed)}

@@ -17,7 +17,7 @@ kept if and only if the set grows at I(j,x). Each set is stored as the bits of a
 components. So all N lines together take one pass over the messages instead of N passes.
 
 This rule assumes that all live states are known, as in a trace. If agents report their states at different times, first compute the
-greatest consistent cut of the known states. Otherwise a needed checkpoint may be deleted.
+greatest consistent cut of the known states. Without this step, a checkpoint that is still needed may be deleted.
 
 Useless checkpoints and untracked dependencies
 ----------------------------------------------
@@ -40,8 +40,8 @@ agents.
 
 Other protocols
 ---------------
-`redecide` replays a trace under a different protocol. It drops the forced checkpoints and lets that protocol decide where to force
-checkpoints. The replay does not change the messages, their order, or the basic checkpoints. Before each receive, the protocol decides
+`redecide` replays a trace under a different protocol. The replay drops the forced checkpoints and lets the other protocol decide where to
+force checkpoints. The replay does not change the messages, their order, or the basic checkpoints. Before each receive, the protocol decides
 whether to take a checkpoint first. The protocol `cas` takes one after each send instead. The replay runs the same protocol code as a live
 fleet, with the events of the trace. In a live fleet, `cas` takes one checkpoint after all sends of a turn, but a trace does not show turns.
 
@@ -174,9 +174,9 @@ def untracked(trace: Trace) -> list[Untracked]:
     """Return the violations of RDT. For each interval and agent, report only the agent's last interval from which the dependency is not
     tracked.
 
-    The vector of an interval belongs to the checkpoint that ends it. It contains, for each agent, the last interval from which a causal
-    path leads to that checkpoint. Time and space are proportional to the number of events times the number of agents, so this function is
-    for tests and for traces of moderate size."""
+    The vector of an interval belongs to the checkpoint that ends it. The vector contains, for each agent, the last interval from which a
+    causal path leads to that checkpoint. Time and space are proportional to the number of events times the number of agents, so this
+    function is for tests and for traces of moderate size."""
     execution = Execution.of(trace)
     edges = edges_of(execution)
     reaching = _last_reaching(execution, edges, components_of(edges))
@@ -238,7 +238,7 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
     """Return the trace that would have resulted under `protocol`, and the events that force checkpoints in it.
 
     Args:
-        trace: the original execution. Its forced checkpoints are ignored, and its other checkpoints are renumbered.
+        trace: the original execution. The trace's forced checkpoints are ignored, and its other checkpoints are renumbered.
         protocol: a protocol's name in `RULES`, or "none".
 
     Returns:

@@ -6,8 +6,8 @@ Each run of a host process writes its own trace file. The file contains `checkpo
 the order in which the events happened on that host. When agents start on this host or return to a checkpoint, the file contains a line
 `{"event":"plan","plan":n,"line":{agent: checkpoint}}`. The lines between two consecutive plan lines of a file form a *section*. Each
 recovery plan is committed once for the whole fleet, and from then on messages of older plans are rejected (G9). So in the merged trace, all
-sections of plan n come before all sections of plan n + 1. A `recovery` line separates the sections of two plans. It is the union of the
-hosts' lines for the later plan.
+sections of plan n come before all sections of plan n + 1. A `recovery` line separates the sections of two plans. This line is the union of
+the hosts' plan lines for the later plan.
 
 The merge interleaves the sections of one plan. The lines of each file stay in order, each send precedes its receive, and otherwise the line
 with the earliest time comes first. Clocks have no other effect: with different clocks, the result is another valid order of the same
@@ -20,8 +20,8 @@ which sends a recovery line keeps.
 If a process is killed, the end of its trace file is lost, but every line before a durable checkpoint is preserved. The merge handles the
 resulting gaps by the following rules.
 
-- A receive whose send is missing is omitted together with all events that depend on it. These are the agent's later events, and the
-  receives of messages that the agent has sent in these events. The recovery has undone the omitted events, because otherwise an orphan
+- A receive whose send is missing is omitted together with all events that depend on it. Dependent events are the agent's later events, and
+  the receives of messages that the agent has sent in these events. The recovery has undone the omitted events, because otherwise an orphan
   would remain. If a recovery line keeps a later checkpoint of an agent with omitted events, a file is missing, which is an error.
 - An incomplete last line of a file is dropped.
 - An agent may be missing from all lines of a plan because it was not placed, or because the host that should have loaded it died too early.
@@ -44,7 +44,7 @@ Parts of traces
 of them, including markers and undone events. `gather` also accepts incomplete traces, such as the last few seconds of a running fleet, and
 files whose ends are lost. If the send of a message was not traced, `gather` returns the receive without a send. As in a merge, a `Recovery`
 between two plans contains the union of the hosts' plan lines. Messages keep the names that hosts gave them. A name may be reused after a
-rollback. It then refers to the last message sent with this name.
+rollback, and then refers to the last message sent with this name.
 
 Lines in the trace of a host
 ----------------------------
@@ -442,7 +442,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """Add a checkpoint in the recovery line if it was not traced. It must be the agent's next checkpoint."""
+        """Add a checkpoint in the recovery line if it was not traced. The added checkpoint must be the agent's next checkpoint."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -577,7 +577,7 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
     """An event in a trace.
 
     Attributes:
-        host: host on which the event happened. It is "" if the host is unknown, and for a recovery.
+        host: host on which the event happened, or "" if the host is unknown or the event is a recovery.
         time_ns: time since 1970 in nanoseconds, by the clock of that host, or 0 if it is unknown.
         epochs: the epochs that contain the checkpoint, if the event is a checkpoint.
         plan: number of the recovery plan, if the event is a recovery.

@@ -3,8 +3,8 @@
 Without TLS, only a stream's first message identifies the sender, and anyone who can reach the port can forge it. A forged first message
 would replace the real sender's stream. However, the addresses of hosts and replicas are known. So the dialling process puts a random id
 into the metadata of each call. The callee sends this id in a `Confirm` call to the caller's address in the roster or in the list of
-members. Only the process that listens at that address can confirm the id, and it confirms only ids that it has generated. Until the id is
-confirmed, the callee reads no further data from the stream and changes no state.
+members. Only the process that listens at the caller's known address can confirm the id, and it confirms only ids that it has generated.
+Until the id is confirmed, the callee reads no further data from the stream and changes no state.
 
 With TLS, the certificate identifies the caller, so there is no dial-back.
 

@@ -7,13 +7,13 @@ example that a host may act only on its own behalf.
 By default, gRPC would parse a complete request before any check. Parsing 16 MiB with eight million empty names would create 300 MiB of
 objects. So every RPC is served as a stream of raw bytes, which makes no difference on the wire. The guard first checks the caller, then
 reads one request, compares its size with the limit in the table, and only then parses it. While a stream's handler does not read, gRPC
-accepts at most one flow-control window of data. The handlers for hosts and replicas limit the size of their streams. The first message of
-such a stream is small (`FIRST_BYTES_MAX`). Each caller can have at most one stream whose first message is still missing
+accepts at most one flow-control window of data. The handlers for hosts and replicas limit the size of their streams. The first message of a
+host's or replica's stream is small (`FIRST_BYTES_MAX`). Each caller can have at most one stream whose first message is still missing
 (`RpcGuard.first_message`).
 
 The guard limits the total size of each caller's unread responses (`ResponseLimits`), because gRPC buffers every response until the caller
-reads it. If a caller never reads its responses, each call occupies memory while the connection is open. Each such call occupies 16 KB
-(measured) plus the size of its response.
+reads it. If a caller never reads its responses, each call occupies memory while the connection is open. A call with an unread response
+occupies 16 KB (measured) plus the size of the response.
 
 A user may send a token together with a certificate of the role `bearer`, which has no permissions of its own. A token alone is not
 sufficient, because gRPC's Python server requires a certificate either from all clients or from none. If a call contains a token, only the
