@@ -384,6 +384,7 @@ class Context:
                 the effect's result, otherwise None. After a crash or a failure, the probe runs before the effect's function is called
                 again. The probe runs `timeout_s` seconds after the earlier call, because that call may still be running.
             timeout_s: time limit in seconds for each call.
+            retries: number of retries, as for `step`.
             repeatable: whether the function may be called again after a crash. If the function may not be called again and there is no
                 probe, the agent is suspended until an operator reports whether the effect was performed.
 

@@ -85,7 +85,6 @@ class HostCore:
     Attributes:
         shared: state that the components share. Other code may only read the shared state.
         mode: component that makes the decisions of the fleet's checkpointing protocol.
-        links: links to other hosts.
         log: the host log, which contains inputs and results of steps.
         agents, peers: the agents on this host, and the hosts to which this host has links, as in `HostState`.
     """

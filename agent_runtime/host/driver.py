@@ -245,7 +245,6 @@ class HostDriver:
         self._carry(core.handle(now_ns(), ev.BatchEnded()))
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        """Handle the end of a turn that ran in a task."""
         event = self._observer.turn_ended(event)
         self.started.pop(event.agent, None)
         self.feed(event)

@@ -157,8 +157,6 @@ class HostFailures:
         failed: agents that run no more turns under the current plan, with the reason for each agent.
         poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. This mapping is kept when the
             plan changes.
-        rollbacks: the rollback requests of this host's agents.
-        deaths: the turns during which processes have crashed.
     """
 
     _mode: HostMode

@@ -1,8 +1,7 @@
 """The events and commands of a host core.
 
-Events have names in the past tense. Events come from the adapters: links, turns, store and clock. Commands have imperative names. The
-adapters execute commands in order, before the next event. Messages between a coordinator and a host are defined in
-`messages/host_messages.py`. The core receives and sends these messages unchanged.
+Events come from the adapters: links, turns, store and clock. The adapters execute commands in order, before the next event. Messages
+between a coordinator and a host are defined in `messages/host_messages.py`. The core receives and sends these messages unchanged.
 
 The first sections contain the events and commands that are used in all fleets. The remaining sections cover durable turns, observers of
 messages (`is_watched`), the host log, dead letters, views of agents, and messages sent outside of turns.

@@ -182,6 +182,5 @@ class Outputs:
 
 
 def _waits_for_intent(agent: LocalAgent) -> bool:
-    """Return whether the agent's open effect waits until its intent is released."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

@@ -326,11 +326,7 @@ class HostSpans:
 
 
 class SpanObserver(HostObserver):
-    """An observer of a host's driver that creates spans for turns, steps and effects.
-
-    Attributes:
-        spans: creates the spans of traced turns.
-    """
+    """An observer of a host's driver that creates spans for turns, steps and effects."""
 
     spans: TurnSpans
 

@@ -1,7 +1,6 @@
 """Defines the state of a host core: records of agents, peer hosts and epochs, and the state that the core's components share.
 
-The shared state contains the host's plan, its agents and peer hosts, the time, and the commands issued so far. A field that only one
-component uses belongs to that component instead.
+A field that only one component uses belongs to that component instead.
 """
 
 from collections import deque
@@ -143,7 +142,6 @@ class DurableTurnHistory:
     """The number of durable turns that an agent has started, and the log entries of its unfinished turns.
 
     Attributes:
-        count: number of durable turns that the agent has started.
         logged: mapping from the number of each unfinished turn to its entries in the host logs of earlier plans.
     """
 
@@ -511,13 +509,11 @@ class HostState:
         start: number that the coordinator has assigned to this run of the host, or 0 before the first Welcome.
         cluster: id that identifies one run of the fleet.
         plan: number of the plan that has been applied or is being applied, or 0 before the first plan.
-        plan_hosts: names of the hosts in the current plan.
         begun_epoch: newest epoch that is known to have begun. With a logged protocol, `begun_epoch` is the newest epoch that had begun when
             the plan was made.
         plan_epoch: newest epoch that had begun when the plan was made.
         is_loaded: whether the agents of the plan have been loaded.
         ended: the newest epochs that have ended under this plan.
-        agents: agents on this host, by id.
         routes: mapping from agents to (host, incarnation), as far as known on this host.
         ordinals: mapping from each agent that receives messages to its index in the protocol's vectors.
         peers: other hosts in the plan to which this host has a link, by id.

@@ -31,7 +31,6 @@ class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         form: encoding of `body`, either "json", "message" or "pickle". "message" means AutoGen's JSON serializer for `type`. "pickle" means
             a pickle in base64.
-        type: name of the message's type.
     """
 
     form: str
@@ -46,7 +45,6 @@ class AutogenMessage(Message, frozen=True):
         message: the encoded message, of a type that the agent handles.
         sender: AutoGen id `type/key` of the sending agent. Empty if no agent has sent the message.
         topic: topic `type/source` to which the message was published. Empty if the message was sent to this agent directly.
-        id: id of the message.
         turn, call: id of the turn that waits for the answer, and number of the call within that turn. `turn` is empty if no turn waits for
             the answer.
     """
@@ -191,7 +189,6 @@ class AutogenWorker:
         """Run a turn until it next waits or ends. If the turn is not in progress in the process, it is rerun there from its beginning.
 
         Args:
-            begin: frame that begins the turn.
             heard: replies received so far, in order. The process may not have received the last reply yet.
             said: comparison keys of the items that the turn had already sent.
 

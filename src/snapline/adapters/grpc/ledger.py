@@ -76,7 +76,7 @@ class ServiceCall(msgspec.Struct, frozen=True):
         id: `agent:ordinal`, followed by `/ordinal` for each handler in which the call is nested (`nested_id`).
         target: name of the channel over which the call is made.
         method: full name of the method, such as /greeter.Greeter/SayHello.
-        request: serialized request. If the request is a stream, all its messages in one payload (`member_call.pack`).
+        request: serialized request, or for a stream all its messages in one payload (`member_call.pack`).
         is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If the outcome of a listed call is unknown
             after a recovery, the call is only reported.
         digest: digest of method and request if a handler makes the call, otherwise empty.
@@ -142,7 +142,6 @@ class HandlerExecution:
     """One execution of a handler.
 
     Attributes:
-        id: id of the request.
         digest: digest of the request. Empty if the request's stamp contained no digest.
         journal: calls that the handler has made, in this run or in earlier runs.
         made: number of calls that the handler has made in this execution.
@@ -163,12 +162,13 @@ class HandlerExecution:
 
 
 class CallLedger:
-    """Attributes:
-    agent: the service's agent in the fleet.
-    pending: id → call that is repeated after a recovery if its receiver is part of cuts.
-    unsettled: id → listed call that was made before a recovery, and whose outcome is unknown.
-    answers: id → stored answer to a call that this service has handled.
-    running: id of a call → execution of the handler for this call.
+    """The ledger of one service's calls (see the module docstring).
+
+    Attributes:
+        pending: id → call that is repeated after a recovery if its receiver is part of cuts.
+        unsettled: id → listed call that was made before a recovery, and whose outcome is unknown.
+        answers: id → stored answer to a call that this service has handled.
+        running: id of a call → execution of the handler for this call.
     """
 
     def __init__(self, agent: str) -> None:
@@ -427,7 +427,6 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         plan, epoch: plan under which the caller runs, and newest epoch that the caller has recorded.
-        id: id of the call.
         digest: digest of the request if a handler makes the call, otherwise empty.
         over: ids of earlier calls to this receiver whose stored answers are no longer needed.
         wants_stamp: whether the response must always have a stamp, because the caller does not yet know whether the receiver is a member.

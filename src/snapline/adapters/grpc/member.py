@@ -240,7 +240,6 @@ class Member:
     """Includes a gRPC service as a member of a fleet.
 
     Attributes:
-        agent: the service's agent in the fleet.
         ledger: ledger of the service's calls, which must not be modified.
         plan: plan under which the service runs. The value is 0 during a rollback and before the fleet has started.
         reenter: asynchronous function to await before an answer that no caller awaits is removed from the ledger (`MemberThreads.passed`).

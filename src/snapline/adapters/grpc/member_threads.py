@@ -3,11 +3,11 @@
 The loop carries out the threads' requests, each atomically with the requesting thread's own work.
 
 A thread is *inside* the gate from its beginning to its end, except while it waits for the answer to a call. The thread's work between two
-such waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
-requests. `step` runs a function in the loop while the thread remains inside the gate. `wait` makes a call and waits for its answer. During
-`wait`, the thread is outside the gate. The thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's
-answer leaves the ledger. Between two iterations of the loop, a cut may be taken if no thread is inside the gate. To the member,
-`QuiescentService` makes the service look single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
+such waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). `step` runs a function in the
+loop while the thread remains inside the gate. `wait` makes a call and waits for its answer. During `wait`, the thread is outside the gate.
+The thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's answer leaves the ledger. Between two
+iterations of the loop, a cut may be taken if no thread is inside the gate. To the member, `QuiescentService` makes the service look
+single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
 
 When the fleet rolls back, each thread of the older history gets a `HistoryOverError` at its next wait or request. The error acts like
 CancelledError in a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended. The event
@@ -146,7 +146,6 @@ class RegisteredThread:
     """A thread that is registered with the gate.
 
     Attributes:
-        number: number that identifies the thread.
         plan: plan under which the thread began.
         context: context variables for the work that the loop does for this thread.
     """
@@ -191,7 +190,6 @@ class MemberThreads:
 
     Attributes:
         gate: gate that the threads must enter before they work.
-        member: member that owns the threads.
         is_ending: whether the member has stopped taking part in the fleet.
     """
 
@@ -311,7 +309,6 @@ class MemberThreads:
             return False
 
     def _work(self, thread: RegisteredThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
-        """Run the thread's function, and pass its result or error to the loop."""
         result, raised = None, None
         self._here.thread = thread
         try:

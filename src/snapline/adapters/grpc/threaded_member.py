@@ -7,7 +7,7 @@
     code = member.run()
 
 A `ThreadedMember` contains a `Member` whose event loop runs in the thread that calls `run`. The loop carries out the handlers' requests
-(`member_threads.py`). Cuts, calls and recoveries work as in `Member`. This module connects the service's threads with the loop.
+(`member_threads.py`). Cuts, calls and recoveries work as in `Member`.
 
 Server side: the loop decides whether to accept a request, as in `member_channel.py`. The handler runs in the thread that gRPC has assigned
 to the request. While the handler is not running, the request's thread waits for work from the loop. The loop admits the request, and passes

@@ -417,7 +417,6 @@ class ActorLife:
     object of the earlier life.
 
     Attributes:
-        made: the user's object.
         turn: lock that a method holds while it runs, if the class has no async methods.
         is_computing: whether a method is running in the thread and is not waiting in `ray.get`.
         waits_without_saved_state: whether a method that would be rerun after a recovery waits for another member, although the object's
@@ -482,7 +481,6 @@ class RecoverableActor:
     """The service that the member includes in cuts (`CutService`). The service wraps the user's object.
 
     Attributes:
-        life: current `ActorLife` of the object.
         is_threaded: whether the object's class has no async methods, in which case its methods run in a thread.
         begun: the method `CallLedger.begun` of the member's ledger, or a function that returns an empty list if the ledger does not exist
             yet.

@@ -183,7 +183,6 @@ class ProgramFleet:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run turns for one host until the host disconnects."""
         writer.write(to_bytes({"hello": ""}))
         try:
             await serve_frames(self._runner, reader, writer)

@@ -230,7 +230,6 @@ class TurnRunner:
     Attributes:
         raised: message id → error that the handler of the message raised, kept for callers in this process that wait for the reply. The map
             is used only if all agents are in this process.
-        begun: number of turns that have begun.
         heard: message id → future with which a caller outside of turns waits for the answer.
         unhandled: first error raised by a turn whose reply no caller waits for.
         gate: function that is awaited at the beginning of each turn. None if there is no gate.
@@ -331,7 +330,6 @@ class TurnRunner:
     # -- one turn ------------------------------------------------------------------------------------------------------
 
     async def _handling(self, made: Any, frame: Frame) -> Any:
-        """Decode the message and run the agent's handler for it."""
         self.begun += 1
         drawing.set(random.Random(frame["seed"]))
         message = decode_encoded_value(frame["message"], self._registry.serializers)
