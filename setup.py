@@ -1,7 +1,8 @@
 """Build steps that pyproject.toml cannot express. If SNAPLINE_COMPILE is 1, the modules in its section [tool.snapline] are compiled to
 machine code (docs/compiled.md).
 
-If SNAPLINE_COMPILE is not set, nothing is compiled, and one wheel fits every Python version and machine."""
+If SNAPLINE_COMPILE is not set, nothing is compiled, and one wheel fits every Python version and machine.
+"""
 
 import os
 import tomllib

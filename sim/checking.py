@@ -10,7 +10,8 @@ fleet, the function is called once per run. So state that the function resets do
 A built-in traffic pattern can tell when its work is done, but a user's fleet cannot. So a user's fleet is first run once without faults on
 a fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see `turns_of`). A later run ends when it
 has taken that many turns or when the fleet is done. The faults that the template requires must happen before the end of the run. A run in
-which these faults do not happen is called *hollow*. A hollow run proves nothing about the fleet, so its verdict is undecided."""
+which these faults do not happen is called *hollow*. A hollow run proves nothing about the fleet, so its verdict is undecided.
+"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

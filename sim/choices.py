@@ -10,7 +10,8 @@ Choices come from a seed (`RandomChoices`), from the record of an earlier run (`
 `Choices`.
 
 A seed has several independent random streams. Each stream has its own generator, seeded with BLAKE2b(seed, stream). Only `Random.random()`
-is used, because Python guarantees that its sequence of values is the same in every version."""
+is used, because Python guarantees that its sequence of values is the same in every version.
+"""
 
 from collections.abc import Hashable, Mapping
 from hashlib import blake2b
@@ -108,7 +109,8 @@ class RandomStreams:
     occupies 2.5 kB.
 
     Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4). Only the upper 53 bits are used.
-    The quality of the numbers is sufficient to vary the behaviour of agents, but not for statistics."""
+    The quality of the numbers is sufficient to vary the behaviour of agents, but not for statistics.
+    """
 
     def __init__(self, seed: int, kind: str) -> None:
         self._seed = seed

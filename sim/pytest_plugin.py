@@ -4,7 +4,8 @@
         snapline_sim.check(my_module.fleet, seeds=200)
 
 pytest loads this module whenever it starts. So the module imports only pytest at first, and imports everything else when a test uses the
-fixture."""
+fixture.
+"""
 
 import shlex
 from collections.abc import Iterable

@@ -3,7 +3,8 @@
 In the first phase, the scenario's faults are injected. In the second phase, the faults are healed and liveness is checked: recoveries must
 finish, epochs must complete, and all work must be done. A run ends immediately with the verdict "violation" if a guarantee is violated.
 Without a violation, the verdict is "undecided" if a required event has not happened by the end of the run. The verdict is "broken" if the
-agents or the harness fail."""
+agents or the harness fail.
+"""
 
 import contextlib
 import gc

@@ -10,7 +10,8 @@ Third, `faults.check_budget` checks that the faults do not exceed the fault budg
 
 Python's standard library can read TOML files but cannot write them. The writer in this module supports only the types of values that occur
 in scenarios: strings, numbers, booleans, lists and tables. `readable` adds the invalid value and the allowed values to the error messages
-of msgspec."""
+of msgspec.
+"""
 
 import difflib
 import json

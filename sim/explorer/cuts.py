@@ -16,7 +16,8 @@ G6: a checkpoint is useless if and only if no consistent cut contains it. RDT (r
 checkpoints or live states that no causal path connects belong to a common consistent cut. If no checkpoint is useless, this definition of
 RDT is equivalent to the usual one, that every Z-path has a causal twin. If a Z-path between two entries had no causal twin, and no causal
 path led in the opposite direction, no consistent cut would contain both entries. A causal path in the direction opposite to a Z-path would
-close a Z-cycle. Causal paths are determined by exact vector clocks, which ledgers and messages carry if the protocol promises RDT."""
+close a Z-cycle. Causal paths are determined by exact vector clocks, which ledgers and messages carry if the protocol promises RDT.
+"""
 
 import functools
 import itertools

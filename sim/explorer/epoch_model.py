@@ -21,7 +21,8 @@ is consumed on arrival, unless the agent must record its state first. If the age
 mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a message that is still in
 its channel. The following actions are separate steps: recording the state, sending the markers, sending a report, and running a turn that
 consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late, and reports may be
-outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm."""
+outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterator

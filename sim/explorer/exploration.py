@@ -5,7 +5,8 @@ Within the bounds, the search covers every order of sends, deliveries, recorded 
 cores. Each model documents which actions it combines into one step, and why this does not exclude any behaviour.
 
 The models do not cover lost, duplicated or outdated frames on links (G9), stores (G11), effects (G12), agents that join or leave, or
-interrupted recoveries."""
+interrupted recoveries.
+"""
 
 import time
 from collections.abc import Callable

@@ -28,7 +28,8 @@ moment, an agent may take a basic checkpoint or send a message. The number of ea
 in any channel, and before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, also after a crash, the
 model also checks what the protocol guarantees (G6). If the protocol is communication-induced, no checkpoint may be useless. If the protocol
 promises RDT, every dependency must be tracked. A forced checkpoint remains even if the message that forced it is undone. So after a crash,
-a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states too."""
+a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states too.
+"""
 
 import itertools
 from abc import abstractmethod

@@ -9,7 +9,8 @@ Any agent may crash in any state. `logged_model` defines the recovery. As the pr
 is aborted before the recovery, and the surviving agents receive all decisions.
 
 In addition to the checks in `logged_model`, this model checks the following. In every state, the latest permanent checkpoints that the
-coordinator has committed form a consistent cut (G1). Every agent that receives a decision executes it (G4)."""
+coordinator has committed form a consistent cut (G1). Every agent that receives a decision executes it (G4).
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple

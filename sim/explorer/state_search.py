@@ -20,7 +20,8 @@ The search cannot find a run that never ends, but no such run exists. In all mod
 an item in a queue, an epoch or a crash. So no state occurs twice on a path, and every run ends in a state in which the fleet is idle.
 
 `Interner` assigns numbers to large values such as nodes. Equal values get the same number, so a global state is a short tuple of integers.
-`Bounds` limits the size of the explored fleet."""
+`Bounds` limits the size of the explored fleet.
+"""
 
 from abc import abstractmethod
 from array import array

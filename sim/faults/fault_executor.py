@@ -3,7 +3,8 @@
 The module `faults.py` decides when each fault happens and which nodes it affects, and an executor only executes the fault. Nodes are hosts
 ("h1", "h2", …) and coordinators ("c1", …). Methods that affect the network take a sender and a receiver, so each call affects only one
 direction. The methods keep no counts. If several faults affect the same pair of nodes, the caller must count them, as `faults.Conditions`
-does."""
+does.
+"""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
@@ -170,7 +171,8 @@ class Executor(Protocol):
         same failpoint.
 
         If the action kills the node, `restart_after_ns` is the time until it restarts, where 0 means never. If the action pauses the node,
-        it is the duration of the pause."""
+        it is the duration of the pause.
+        """
         ...
 
     def disarm_failpoints(self) -> None:

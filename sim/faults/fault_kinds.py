@@ -6,7 +6,8 @@ location in the product's code at which a fault can be injected. Some failpoints
 real processes. `faults.py` executes the faults.
 
 A link is a TCP stream, so snapline never sees duplicate, reordered or damaged packets. So scenarios with such packet faults are rejected,
-because these faults would have no effect."""
+because these faults would have no effect.
+"""
 
 import json
 import re

@@ -16,7 +16,8 @@ Hosts and coordinators are both nodes, so a partition may split the hosts, split
 Wherever the order of nodes matters, it is random. If all random choices are zero, nodes are in the order of their names.
 
 *Healing.* After the last fault has ended, `heal` restores each node individually, because `Conditions` does not record nodes that were
-killed at a failpoint."""
+killed at a failpoint.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -260,7 +261,8 @@ def schedule(scenario: Scenario, executor: Executor) -> int:
     """Schedule all faults on the executor's clock. Return the time in nanoseconds at which the last fault ends.
 
     A fault that waits at a failpoint may happen at any time until `run.until`. The caller must call `heal` at the returned time or
-    later."""
+    later.
+    """
     plan = Schedule(scenario, executor)
     return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
 

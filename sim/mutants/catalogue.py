@@ -1,7 +1,8 @@
 """Catalogue of the mutants (bugs deliberately put into the product's code).
 
 Each mutant has a scenario template in which its bug is likely to occur, and a seed with which an oracle finds the bug. A test checks that
-the oracle finds each bug with its seed."""
+the oracle finds each bug with its seed.
+"""
 
 import contextlib
 from collections.abc import Iterator

@@ -3,7 +3,8 @@
 A mutant replaces functions of the product with faulty ones. The product's own checks may also detect the bug. For example, the coordinator
 rejects an epoch whose channel states do not match its counts, and a recovery line whose messages are incomplete. A host rejects a channel
 whose next message does not have the expected number. A mutant may disable these checks with `is_unchecked` or with further patches, which
-the mutant's text mentions. If the checks are disabled, the simulated world's oracles must find the bug with their own ground truth."""
+the mutant's text mentions. If the checks are disabled, the simulated world's oracles must find the bug with their own ground truth.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -29,7 +29,8 @@ cut that the world reads from the store, after the other oracles have checked th
   rule is checked at the end of a run.
 - A fleet with effects stops only at a cut without open effects. Turns that have called effects get a few seconds to end (G12).
 
-If the predicate raises an exception, the fleet ends as failed, and the oracle makes no check."""
+If the predicate raises an exception, the fleet ends as failed, and the oracle makes no check.
+"""
 
 from collections.abc import Container, Iterator, Mapping
 

@@ -53,7 +53,8 @@ undone, it is never called under its old key. The oracle records the keys that a
 receive. A key belongs to one call of an effect, and a repeated effect gets a new key. Hosts that a plan has replaced may still call pending
 effects for a while. Calls by replaced hosts are not fenced, but the outside service recognizes their keys. A restored fleet does not repeat
 the effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet may repeat
-effects, so the oracle then reports nothing."""
+effects, so the oracle then reports nothing.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -376,7 +377,8 @@ class GroundTruth:
         """Record that a turn or a segment of a turn has ended.
 
         `what` is "start", "create", "message", "timer", "input", "segment", "stashed" or "letter". Only a "create" or "message" turn
-        consumes a message."""
+        consumes a message.
+        """
         if plan != self._plan_now:
             self._turn_to(plan)
         if plan != self.newest_plan:
@@ -420,7 +422,8 @@ class GroundTruth:
         """Record that a message became a dead letter of its receiver. The dead-lettered message counts as consumed. If the dead letter is a
         call, the caller gets a refusal, and there is no other effect.
 
-        If `payload` is None, the payload is unknown, and the dead letter is the channel's next message."""
+        If `payload` is None, the payload is unknown, and the dead letter is the channel's next message.
+        """
         self.dead_lettered += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
@@ -437,7 +440,8 @@ class GroundTruth:
     ) -> None:
         """Record a message or input that was consumed during a durable turn. If `is_stashed` is True, the message gets its own turn later.
 
-        If `what` is "stashed", the message had already been consumed."""
+        If `what` is "stashed", the message had already been consumed.
+        """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
             _record_deferral(self.history_of(plan, agent), payload, is_over=False)
@@ -532,7 +536,8 @@ class GroundTruth:
         checked for tracking.
 
         `is_in_turn` means that the sender is in a turn, or will retry a failed turn. If so, the protocol has already processed the messages
-        that this turn consumes."""
+        that this turn consumes.
+        """
         history = self.history_of(plan, sender)
         if 0 < history.failed_ns < t_ns:
             text = f"a message of {sender} for {receiver} left under plan {plan}, after a checkpoint of {sender} could not be taken"

@@ -103,7 +103,8 @@ class DeadLetterChange(msgspec.Struct, frozen=True):
     """Event in which a message became a dead letter, or, if `is_over` is True, stopped being one.
 
     The counts `turns` and `voids` state when the change happened. If the message is a dead letter of its sender, only `voids` is used. The
-    flag `is_counted` means that the dead letter was handled rather than dropped."""
+    flag `is_counted` means that the dead letter was handled rather than dropped.
+    """
 
     turns: int
     voids: int

@@ -35,7 +35,8 @@ its position in a cut: all dead-lettered messages except those that had a turn l
 without a turn, the world reports the agent's answer: either the dead letter was dropped, or it does not exist.
 
 Dead letters are numbered in order, so the ground truth can also determine their numbers. A command identifies its dead letter by its number
-and by a digest of its sender and payload. The digest is part of the wire format."""
+and by a digest of its sender and payload. The digest is part of the wire format.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -432,7 +433,8 @@ class OutputOracle:
         `release` is None if there is no release file.
 
         `is_void` means that the fleet was restored to an earlier epoch, so the epoch is void. A leader that does not know of the restore
-        may still release a void epoch, and readers need not receive it."""
+        may still release a void epoch, and readers need not receive it.
+        """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
             return
@@ -638,7 +640,8 @@ class DeadLetterOracle:
 
         Commands are inputs, so a restore that drops inputs may also drop commands that were accepted before it. Dropped commands have no
         effect after the epoch to which the fleet was restored. There is one exception: if an agent had consumed a command and deferred it
-        to a later turn, the checkpoint contains the command."""
+        to a later turn, the checkpoint contains the command.
+        """
         alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         for key, given in self.said.items():

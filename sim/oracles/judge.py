@@ -151,7 +151,8 @@ class Judge:
         """Check that the refusal of a creation was correct. A refusal is correct if an agent with this id has already been created in this
         history.
 
-        A refusal is also correct on a host that follows an older plan, and in a fleet that has reached its maximum size."""
+        A refusal is also correct on a host that follows an older plan, and in a fleet that has reached its maximum size.
+        """
         self.ground_truth.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
         is_full = len(self.ground_truth.branch_of(plan).histories) > fleet_records.AGENTS_MAX
@@ -293,7 +294,8 @@ class Judge:
         """Record that an epoch that is about to be reported as complete refers to a damaged file from an earlier epoch.
 
         A writer that reuses stored bytes does not read them again, so it cannot detect damage. A recovery that needs the damaged bytes
-        detects the damage and uses an older epoch."""
+        detects the damage and uses an older epoch.
+        """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
 
@@ -419,7 +421,8 @@ class Judge:
         deleted checkpoint in packs of `plan`.
 
         If `plan` is 0, the plan is unknown. If the plan is unknown, only those checkpoints are checked whose numbers occur in no pack of an
-        earlier plan."""
+        earlier plan.
+        """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
             self.report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
@@ -503,7 +506,8 @@ class Judge:
 
         `states` contains the state of each agent that is not in a turn. `is_quiet` means that no turn is running. In this case, the inputs
         of the agents in `heard` are checked, all of which must have received their messages. `is_released` means that the outputs of the
-        newest complete epoch have been released."""
+        newest complete epoch have been released.
+        """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cut_oracles.situations_at_end(self.ground_truth, self._fleet.agents):
             self.probes.hit(name)

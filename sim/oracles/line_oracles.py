@@ -41,7 +41,7 @@ yet. An agent has such a position if it was not in a turn and its state could be
 departed messages. The plan's line must equal the greatest consistent line over these positions and the acknowledged checkpoints. Only lines
 that are not before the plan's line are considered. The oracle uses no code from `recovery/`.
 
-*Deleted checkpoints* (G7). A later recovery may need two kinds of data. A later recovery may need two kinds of data:
+*Deleted checkpoints* (G7). A later recovery may need two kinds of data.
 
 - First, it needs the newest complete epoch as a whole, because the next plan starts from it. To check this, the world reads the epoch after
   every deletion.
@@ -57,7 +57,8 @@ checkpoint after the line is tentative and is deleted if its round aborts, so on
 oracle reads each epoch's creation time, in milliseconds, from the epoch's manifest. A policy keeps the newest `last` epochs. Counted
 backwards from the newest epoch, it also keeps the newest epoch in each of the latest `hourly` and `daily` time spans. If an epoch's
 creation time lies in the future, a clock is wrong. The policy deletes no epoch with a creation time in the future, and while one exists,
-the oracle makes no check."""
+the oracle makes no check.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -305,7 +306,8 @@ class LineOracle:
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
         """Return each agent's candidates: its checkpoint in the base, and all later durable checkpoints in the same branch.
 
-        Agents that had left before the cut do not constrain other agents, because all their messages are inside the cut."""
+        Agents that had left before the cut do not constrain other agents, because all their messages are inside the cut.
+        """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
     def _above(
@@ -418,7 +420,8 @@ class LivePlaces:
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
         """Record the positions of a host's frozen agents that are not in a turn. Only the first report for a request counts.
 
-        A restarted host may receive a request with the same number, but it has no frozen agents."""
+        A restarted host may receive a request with the same number, but it has no frozen agents.
+        """
         if (host, start, plan, number) in self._places:
             return
         histories = self._ground_truth.branch_of(plan).histories
@@ -455,7 +458,8 @@ def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
     """Return whether `cut` is a recovery line of `plan` that makes this checkpoint unnecessary, because it contains the same or a later
     one.
 
-    A checkpoint before a line may be deleted even if the line is condemned later, because such a deletion may be delayed."""
+    A checkpoint before a line may be deleted even if the line is condemned later, because such a deletion may be delayed.
+    """
     place = cut.places.get(agent)
     return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
 

@@ -26,7 +26,8 @@ as a *witness*. So the following checks, which take linear time, are sufficient.
 5. No log index is committed twice with different entries.
 
 If a proposal's outcome is unknown, its entry may be committed at any time or never. Tests compare these checks with Wing and Gong's
-checker, which tries every possible order of a few operations."""
+checker, which tries every possible order of a few operations.
+"""
 
 from collections.abc import Iterator
 

@@ -11,7 +11,8 @@ which states the meaning of its hits.
 - For the verb `unreachable`, the probe must never be hit.
 
 Other deterministic simulators use the same verbs. A probe never causes a violation. `failures` returns the probes whose rule was
-violated."""
+violated.
+"""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -36,7 +36,8 @@ the calls.
 
 The next run in this process starts with the variables' original values, as in a new process, unless other code has changed them.
 
-Constants, caches with reproducible values and counters that are never read cause no divergence, so they are never reported."""
+Constants, caches with reproducible values and counters that are never read cause no divergence, so they are never reported.
+"""
 
 import contextlib
 import copy
@@ -470,7 +471,8 @@ def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: byte
     """Replay a history. Return "" if the replay agrees with the run, `NOT_POSSIBLE` if the history cannot be replayed, otherwise a
     description of the difference. If `state` is None, only the sent messages are compared.
 
-    `first` is the agent's initial state. If `first` is None, the replay begins with the state in which the fleet creates the agent now."""
+    `first` is the agent's initial state. If `first` is None, the replay begins with the state in which the fleet creates the agent now.
+    """
     try:
         return _run(fleet, history, state, first)
     except _NotPossibleError:

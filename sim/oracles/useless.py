@@ -20,7 +20,8 @@ it. If the world does not report departures (`on_left`), dependencies are not ch
 another message or is waiting to retry it. In this case, the departing message carries the vector that includes the other message, although
 that message's turn may end in a later interval.
 
-The interval in which a message left is always known exactly, because the outbox in an image shows which messages had not left before it."""
+The interval in which a message left is always known exactly, because the outbox in an image shows which messages had not left before it.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ class Flow(msgspec.Struct, frozen=True):
     """A consumed message, with the intervals and turns in which it left its sender and was consumed.
 
     `departed_at` is the sender's last turn that began or ended before the departure, or -1 if this turn is unknown. `consumed_at` is the
-    receiver's turn that consumed the message."""
+    receiver's turn that consumed the message.
+    """
 
     sender: str
     sent_in: int

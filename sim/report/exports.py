@@ -11,7 +11,8 @@ Perfetto
 A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the same virtual time form
 one slice, because turns take no virtual time. Each pair of a send and a receive is shown as a flow between two slices. Each period during
 which a host is up is shown as a slice of the host's first thread. Epochs are shown as spans of the process "coordinator", because several
-epochs may be in progress at once."""
+epochs may be in progress at once.
+"""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -8,7 +8,8 @@ several seconds takes no space.
 timeline is linear.
 
 In both diagrams, *tracks* above the lanes show when hosts were up or down, epochs with their outcomes, and faults. A function named `place`
-converts times to positions in the diagram."""
+converts times to positions in the diagram.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -305,7 +306,8 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
     """For each agent whose initial host went down, yield a gap in the agent's lane that lasts until the agent can run again.
 
-    Later gaps are not shown, because the recording does not contain an agent's later hosts."""
+    Later gaps are not shown, because the recording does not contain an agent's later hosts.
+    """
     for agent, (ended_ns, back_ns) in _first_ends(recording).items():
         if agent in lanes and ended_ns < columns.window[1]:
             words = f"its host {recording.placed[agent]} is down"

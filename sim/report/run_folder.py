@@ -21,7 +21,8 @@ wall-clock time, and the compressed trace contains neither a file name nor a dat
 
 *Report.* The HTML page shows the verdict, the evidence, the timeline, the space-time diagram, metrics, probes, and commands that repeat the
 run. The page's content security policy forbids network access and scripts. The page follows the reader's light or dark colour scheme. All
-text that comes from a run is escaped (`style.text`)."""
+text that comes from a run is escaped (`style.text`).
+"""
 
 import gzip
 import io

@@ -8,7 +8,8 @@ are removed.
 *Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest scenario that fails.
 The failed run is first shrunk, within a time limit, and then repeated with a recording. The run's folder contains the diagrams, the
 choices, and the steps of shrinking. The report shows only those settings of the scenario that differ from the defaults, and the folder
-contains all settings."""
+contains all settings.
+"""
 
 import shlex
 import textwrap

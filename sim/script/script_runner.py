@@ -17,7 +17,8 @@ Chandy-Lamport algorithm, where `channels=a->b,b->a` lists the channels. By defa
     rules                     untracked (Z-paths without a causal twin)
 
 The command `deliver` combines the arrival of a message with its turn. The command `record` announces an epoch to agents. The word `all`
-represents every agent."""
+represents every agent.
+"""
 
 import difflib
 import re

@@ -18,7 +18,8 @@ commands may have.
 
 Each line in a trace is a command from a core or an action of the host, in the form `Name(value, name=value)`. A core's command is written
 with all its fields. A piggyback (protocol data attached to a message) is decoded according to its protocol, and agents in it are shown by
-name."""
+name.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 

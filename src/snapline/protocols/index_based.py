@@ -68,7 +68,8 @@ Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effe
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
 
 The piggyback is the sender's index. The index takes at most three bytes for the first two million checkpoints, so sending only changes
-would not justify the bookkeeping."""
+would not justify the bookkeeping.
+"""
 
 from typing import ClassVar
 

@@ -8,7 +8,8 @@ A fleet has one protocol, which cannot change during a run. A protocol's *mode* 
 - In *communication-induced* mode, each agent decides for itself, but data attached to a message may force an additional checkpoint.
 
 A protocol is called *logged* if each agent stores its own checkpoints together with a log of its sent messages. All protocols except
-`chandy-lamport` are logged. Under an *autonomous* protocol, the coordinator requests no checkpoints and must compute the recovery line."""
+`chandy-lamport` are logged. Under an *autonomous* protocol, the coordinator requests no checkpoints and must compute the recovery line.
+"""
 
 from snapline.errors import UsageError
 

@@ -24,7 +24,8 @@ Grouping agents with equal values into bit masks costs CPU time but saves bytes.
 merging a piggyback takes 8.6 µs and 7.3 bytes, compared with 7.4 µs and 25.4 bytes without masks (`benchmarks/piggyback.py`).
 
 Channels that are not FIFO need piggybacks that contain every known entry. Creating a piggyback with every entry does not change the
-bookkeeping."""
+bookkeeping.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress

@@ -44,7 +44,8 @@ work between two checkpoints. The expected time is nearly constant around its mi
   the optimum.
 
 C includes only the time for which an agent pauses, not the upload in the background. The upload increases the loss per failure instead. T
-should be longer than the duration of the upload."""
+should be longer than the duration of the upload.
+"""
 
 import math
 import re

@@ -26,7 +26,8 @@ The caller has the following duties for each message that is about to be consume
    checkpoint after each send.
 6. After a recovery, call `restore` for the agents that were rolled back. Treat messages that are delivered again like new messages.
 
-This module implements guarantee G6: no checkpoint is useless. The RDT protocols also ensure that there are no untracked dependencies.
+All protocols that force checkpoints ensure guarantee G6: no checkpoint is useless. The RDT protocols also ensure that there are no
+untracked dependencies.
 
 Uncoordinated checkpointing
 ---------------------------
@@ -39,7 +40,8 @@ transit from their logs.
 
 The disadvantage of uncoordinated checkpointing is that checkpoints may be *useless*, which means that they are part of no consistent cut. A
 rollback may force further rollbacks, in the worst case to the initial states (the domino effect; B. Randell, "System Structure for Software
-Fault Tolerance", 1975). Rules that force checkpoints prevent the domino effect. `UncoordinatedRule` does not ensure G6."""
+Fault Tolerance", 1975). Rules that force checkpoints prevent the domino effect. `UncoordinatedRule` does not ensure G6.
+"""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -92,7 +94,8 @@ class CheckpointRule(ABC):
     def send_full(self, to: int) -> bytes:
         """Return a piggyback with all entries, so that the channel need not be FIFO.
 
-        The piggyback is longer than the result of `send`, and receivers read it in the same way."""
+        The piggyback is longer than the result of `send`, and receivers read it in the same way.
+        """
         return self.send(to)
 
     @abstractmethod

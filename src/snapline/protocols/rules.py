@@ -1,7 +1,8 @@
 """Registry of all protocols in which agents take checkpoints independently. The key is the protocol's name in a fleet's configuration.
 
 The protocols FINE and Lazy-FINE are deliberately omitted, because both permit useless checkpoints (I. C. Garcia, G. M. D. Vieira and L. E.
-Buzato, arXiv 1702.06167)."""
+Buzato, arXiv 1702.06167).
+"""
 
 from snapline.errors import UsageError
 from snapline.protocols.dependency_vector import BhmrRule, CasRule, CbrRule, FdasRule, FdiRule, NrasRule

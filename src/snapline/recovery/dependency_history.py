@@ -57,9 +57,10 @@ checkpoint is visited at most once per climb, and usually in only one climb.
 Three invariants imply that L is the greatest consistent cut: L is consistent, every agent with checkpoints beyond L is blocked, and each
 chain of blocked agents ends at missing messages. `TotalLine` implements guarantees G5 and G7 for the case that all agents fail.
 
-The algorithm has not been published elsewhere. A climb computes a least fixed point, whereas a recovery line is the greatest fixed point
+The algorithm was designed for this project. A climb computes a least fixed point, whereas a recovery line is the greatest fixed point
 without orphans. The algorithm watches one missing requirement instead of all, like watched literals in satisfiability solvers (Moskewicz et
-al., Chaff, 2001)."""
+al., Chaff, 2001).
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
@@ -256,7 +257,8 @@ class TotalLine:
     def _settle(self, undecided: list[int]) -> None:
         """For each agent in `undecided`, either determine why it is blocked, or advance it.
 
-        If an agent advances, the agents that it blocked become undecided."""
+        If an agent advances, the agents that it blocked become undecided.
+        """
         while undecided:
             agent = undecided.pop()
             if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
@@ -537,7 +539,8 @@ class FleetHistory:
         receiver). Channels without messages in transit have no entry.
 
         A channel is included only if its sender or its receiver returns to a checkpoint. If both agents keep their live states, the link
-        still holds the messages between them. If the sender keeps its live state, its last report determines which messages it has sent."""
+        still holds the messages between them. If the sender keeps its live state, its last report determines which messages it has sent.
+        """
         places = self._places_of(line)
         in_transit = {}
         for sender, agent in self._members():
@@ -562,7 +565,8 @@ class FleetHistory:
 
         For N agents, at most N(N+1)/2 of the checkpoints that are not after the cut can be needed (Wang, Chung, Lin and Fuchs 1995). The
         method never returns an agent's newest checkpoint, even if it is useless, because the next record contains only changes since that
-        checkpoint. A useless checkpoint is returned once a newer checkpoint of its agent exists."""
+        checkpoint. A useless checkpoint is returned once a newer checkpoint of its agent exists.
+        """
         records = self._records
         cut = list(records.last)
         sent: dict[Channel, int] = {}

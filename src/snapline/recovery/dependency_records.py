@@ -46,7 +46,8 @@ the numbers of the last message sent and received on the channel i → j in a cu
 - The messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
 These two rules apply to all checkpoints, whatever the reason for which they were taken. The functions have no side effects, except that
-`descend` changes its argument `places`."""
+`descend` changes its argument `places`.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -445,7 +446,8 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
     The function uses Tarjan's algorithm for strongly connected components, without recursion. The algorithm completes a component only
     after all components that are reachable from it. So the set of a component is the union of the sets of these components and its own
-    nodes."""
+    nodes.
+    """
     count = len(next_nodes)
     order, low = [0] * count, [0] * count  # order 0 means that the node has not been visited yet
     reach = [0] * count  # 0 means that the node's component is not complete

@@ -32,7 +32,8 @@ the following algorithms must agree on it.
   which agents forced others to roll back, which is the domino effect (Randell 1975).
 
 The time of each algorithm is linear in the number of intervals and messages, since every node is entered once. Live states are part of the
-definition of a recovery line, because without them a survivor would lose work that no failure affects (protocols.md, section 6)."""
+definition of a recovery line, because without them a survivor would lose work that no failure affects (protocols.md, section 6).
+"""
 
 from collections.abc import Collection, Iterable
 
@@ -238,7 +239,8 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
     least one agent.
 
     The orphans of a round are the orphans in the cut at the start of the round. Only sends undone in the previous round can have caused
-    these orphans, because the receivers of earlier orphans have already rolled back."""
+    these orphans, because the receivers of earlier orphans have already rolled back.
+    """
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()
     moved = {agent: len(execution.intervals[agent]) - 1 for agent in sorted(failed)}

@@ -45,7 +45,8 @@ For the trace above, `snapline analyze TRACE --failed b -o json` prints the foll
     }
 
 A trace is read in one pass. Reading takes time linear in the number of lines, even with recoveries, because each event is undone at most
-once."""
+once.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, NoReturn, assert_never

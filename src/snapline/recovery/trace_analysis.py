@@ -47,7 +47,8 @@ fleet, with the events of the trace. In a live fleet, `cas` takes one checkpoint
 
 A message may carry only the changes since the last message on its channel, which is correct only if the channel is FIFO. In a trace,
 messages may overtake each other. If the receives on a channel are not a prefix of its sends, in order and without gaps, each message
-carries its full protocol data. (A gap means that a message and the changes that it carried were lost.)"""
+carries its full protocol data. (A gap means that a message and the changes that it carried were lost.)
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -176,7 +177,8 @@ def untracked(trace: Trace) -> list[Untracked]:
 
     The vector of an interval belongs to the checkpoint that ends it. The vector contains, for each agent, the last interval from which a
     causal path leads to that checkpoint. Time and space are proportional to the number of events times the number of agents, so this
-    function is for tests and for traces of moderate size."""
+    function is for tests and for traces of moderate size.
+    """
     execution = Execution.of(trace)
     edges = edges_of(execution)
     reaching = _last_reaching(execution, edges, components_of(edges))

@@ -57,7 +57,8 @@ Lines in the trace of a host
     {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
 
 The lines are in the order of the events on that host. Across hosts, the send of a message precedes its receive, and otherwise clocks
-determine the order. Markers are sent by hosts and not by agents, so the analysis of a trace ignores them."""
+determine the order. Markers are sent by hosts and not by agents, so the analysis of a trace ignores them.
+"""
 
 import heapq
 import re

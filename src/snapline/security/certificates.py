@@ -6,7 +6,8 @@ identify a server. The certificate of a coordinator replica contains two DNS nam
 Hosts and tools, which do not know the individual replicas, connect by the name `coordinator.coordinator.DOMAIN`.
 
 Keys are P-256 keys, stored in unencrypted files that only their owner can read. Anyone who has the file `ca.key` can issue any certificate,
-so do not store it on the fleet's machines."""
+so do not store it on the fleet's machines.
+"""
 
 import datetime
 import os

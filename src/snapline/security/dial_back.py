@@ -10,7 +10,8 @@ With TLS, the certificate identifies the caller, so there is no dial-back.
 
 Bounds. At most one `Confirm` call per peer is in progress. Ids that arrive during a `Confirm` call wait for the next one. Each `Confirm`
 call contains at most `ASKED_MAX` ids, so a flood of forged first messages costs one small call per round trip. If more than `WAITING_MAX`
-ids would wait, further incoming calls are refused without a dial-back. A real peer whose call is refused dials again."""
+ids would wait, further incoming calls are refused without a dial-back. A real peer whose call is refused dials again.
+"""
 
 import asyncio
 import contextlib

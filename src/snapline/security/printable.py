@@ -2,7 +2,8 @@
 
 Text from inputs, agents, hosts, certificates and stores is untrusted, and may contain control characters that a terminal interprets. An
 escape sequence can hide lines or set the window title, and a bidirectional control character can reverse the display of names. So all
-output and all log lines pass through `printable`, which replaces such characters with visible escapes."""
+output and all log lines pass through `printable`, which replaces such characters with visible escapes.
+"""
 
 import re
 
@@ -14,7 +15,8 @@ def printable(text: str) -> str:
     r"""Return the text with unsafe characters replaced by visible escapes, such as `\x1b` for ESC.
 
     JSON remains valid and keeps its meaning, because its unsafe characters are already escaped or are replaced by valid JSON escapes such
-    as `\u009b`."""
+    as `\u009b`.
+    """
     return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
 
 

@@ -21,7 +21,8 @@ token identifies the caller. An invalid token identifies no caller. Calls of ope
 run (`People.record`).
 
 Without TLS, the server does not know the callers' roles, so anyone who can reach the port may call every RPC. Sizes are bounded
-nevertheless."""
+nevertheless.
+"""
 
 import asyncio
 import contextlib
@@ -336,7 +337,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
         """Write a user's call that changes state to the audit log. If the call cannot be logged, abort it.
 
-        Calls by hosts, launchers and clients are not logged, because these callers change state all the time."""
+        Calls by hosts, launchers and clients are not logged, because these callers change state all the time.
+        """
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in USER_ROLES:
             return

@@ -3,7 +3,8 @@
 A token contains 256 random bits. The fleet stores only the SHA-256 digest of each token, and a stolen digest does not reveal the token.
 Unlike passwords, random tokens cannot be guessed, so they need neither a salt nor a slow hash.
 
-A token is sent as gRPC metadata: `authorization: Bearer …`. Tokens are sent only over TLS, since gRPC refuses to send them in plaintext."""
+A token is sent as gRPC metadata: `authorization: Bearer …`. Tokens are sent only over TLS, since gRPC refuses to send them in plaintext.
+"""
 
 import hashlib
 import secrets

@@ -18,7 +18,8 @@ Diagnosis. If a connection fails, gRPC reports only that the peer could not be r
 TLS 1.3, the client's handshake succeeds. Then the server closes the connection, and gRPC cannot distinguish this from a crash. So a process
 that could not connect performs a separate TLS handshake with the same certificate files. The handshake shows whether the client has
 rejected the server's certificate or the server has rejected the client's. This diagnosis does not depend on the wording of gRPC's errors. A
-closed port, or a proxy that has no server behind it, does not count as a rejection."""
+closed port, or a proxy that has no server behind it, does not count as a rejection.
+"""
 
 import asyncio
 import contextlib
@@ -301,7 +302,8 @@ class Security:
         changed.
 
         If the files are unreadable or do not belong together, log a warning and keep using the old certificates. The three files cannot be
-        replaced atomically, so a failed reload may succeed when it is repeated."""
+        replaced atomically, so a failed reload may succeed when it is repeated.
+        """
         if not self.is_tls or self._pems is None:
             return False
         try:
@@ -393,7 +395,8 @@ def _check(files: _Files, pems: _Pems) -> None:
     """Check that the certificate matches the key, and that the authority's file is valid. With an invalid file, every handshake would fail
     without a reason, and an empty key would make gRPC abort the process.
 
-    The check uses the bytes that were already read, because another process may be writing the files."""
+    The check uses the bytes that were already read, because another process may be writing the files.
+    """
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -414,7 +417,8 @@ def _check(files: _Files, pems: _Pems) -> None:
 def _validity(certificate: bytes) -> tuple[float, float]:
     """Return the times between which a certificate is valid, in seconds since 1970.
 
-    Python's `ssl` module provides these times only for peers' certificates, so this function uses one of its internal functions."""
+    Python's `ssl` module provides these times only for peers' certificates, so this function uses one of its internal functions.
+    """
     import ssl
 
     with _in_memory(certificate) as path:
