@@ -8,8 +8,8 @@ GET  /space-time.shiviz   the events in the window, with their vector clocks
 The live events of the last seconds come from the hosts' traces. The view reads the hosts' traces once for all viewers, at most once per
 period, and only while somebody is viewing the screen. Hosts record traces only while the view requests them, and for five more seconds. If
 there are too many events, hosts trace only every fourth message of each channel, or every sixteenth, and so on. The sender and the receiver
-of a channel trace the same messages. Events are shown only up to the time for which all hosts have reported. Otherwise a message's receive
-event could appear before its send event.
+of a channel trace the same messages. Events are shown only up to the time for which all hosts have reported. If a host had not reported
+yet, a message's receive event could appear before its send event.
 """
 
 import asyncio

@@ -255,7 +255,7 @@ class View:
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
         """Return an agent's live state and "" if the live state is available.
 
-        Otherwise return the agent's state in the newest snapshot, or None, and the reason.
+        If the live state is unavailable, return the agent's state in the newest snapshot, or None, and the reason.
         """
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""

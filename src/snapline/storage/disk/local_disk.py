@@ -312,7 +312,7 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
     """Read a file from `offset` into `buffers`, filling them in order. Return the number of bytes read.
 
-    This function avoids a copy if the disk has a `read_into` method. Otherwise this function calls `read` and copies the bytes.
+    The function uses the disk's `read_into` method if there is one, which avoids a copy, or else `read`.
     """
     direct = getattr(disk, "read_into", None)
     if direct is not None:

@@ -43,9 +43,9 @@ Keys, region and endpoint come from the standard environment variables of the pr
 
 **The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept conditional PUTs but ignore the
 condition. So `open_disk` writes a randomly named object twice, with different bytes. If the second PUT succeeds, or the first bytes are
-gone, the store overwrites objects, and `open_disk` refuses it. `allow_unconditional=True` permits a store that overwrites objects. This is
-safe only if a single coordinator decides which bytes are written under each name. The probe also tests whether the store supports range
-reads. If range reads fail, the disk always fetches whole objects.
+gone, the store overwrites objects, and `open_disk` refuses it. `allow_unconditional=True` permits a store that overwrites objects. A store
+that overwrites objects is safe only if a single coordinator decides which bytes are written under each name. The probe also tests whether
+the store supports range reads. If range reads fail, the disk always fetches whole objects.
 
 The probe object is named like a temporary file of epoch 0, and is removed at once. If the process is killed during a probe, `verify` and
 garbage collection treat the remaining object as garbage rather than damage. With credentials that lack write permission, the store is

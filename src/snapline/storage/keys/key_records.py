@@ -313,8 +313,7 @@ ROUNDS_MAX = 8
 def rotate(
     disk: Disk, store_id: str, old: Keys, new: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> int:
-    """Wrap every key of the store with the first key in `new`, and return the number of records written. It is safe to call the function
-    again.
+    """Wrap every key of the store with the first key in `new`, and return the number of records written. Calling `rotate` again is safe.
 
     Raises:
         UsageError: If `new` has no key.

@@ -29,9 +29,9 @@ be, because the log is being sealed.
 2. List the entries of the log.
 3. Unless the highest entry is a seal, create a seal above the highest number. Try the next number first. If the appender has already used
    that number, jump by 2, 4, 8 … so that no appender can outrun the sealer.
-4. Create a seal at each lower number, in descending order, until reaching a batch. Now all numbers between that batch and the highest seal
-   are seals, and the appender has already used all lower numbers. So the appender's next number holds a seal, and the appender acknowledges
-   no further batch.
+4. Create a seal at each lower number, in descending order, until reaching a batch. After this step, all numbers between that batch and the
+   highest seal are seals, and the appender has already used all lower numbers. So the appender's next number holds a seal, and the appender
+   acknowledges no further batch.
 5. Create the mark `sealed`, so that other sealers can skip the work.
 
 A sealer never searches upwards for the highest number, because deleted batches leave gaps. A sealer that descends does not stop at an
@@ -39,11 +39,11 @@ existing seal, because the process that made the seal may have died before seali
 sealer either. Extra seals are harmless.
 
 **Deleting** never removes seals or the entry with the highest number. While a log has the mark `sealing` but not `sealed`, no process
-deletes batches from the log. Otherwise a sealer's listing could miss two batches: the previous highest batch, deleted after a higher one
-was appended, and the new highest batch. The sealer would then create its seal below the newest batch, and the appender would continue above
-the seal. Waiting for the mark `sealed` before deleting prevents this. Before the deleter looks for the mark, it has found a higher number
-in its listing. If the mark is absent, the sealer lists the log later and finds the higher number too. So the batch that was highest when
-the sealer began its listing still exists when the sealer finishes, and stops its descent.
+deletes batches from the log. If batches were deleted during sealing, a sealer's listing could miss two batches: the previous highest batch,
+deleted after a higher one was appended, and the new highest batch. The sealer would then create its seal below the newest batch, and the
+appender would continue above the seal. Waiting for the mark `sealed` before deleting prevents this. Before the deleter looks for the mark,
+it has found a higher number in its listing. If the mark is absent, the sealer lists the log later and finds the higher number too. So the
+batch that was highest when the sealer began its listing still exists when the sealer finishes, and stops its descent.
 
 In a signed or encrypted store, deletions are recorded before the batches are deleted.
 

@@ -8,7 +8,7 @@ is lower than the epoch of the file read before, the fleet was rolled back. Afte
 epochs above `after` are reverted. Before the contents of that file, the reader receives a notice of the reverted epochs (`RevertedEpochs`).
 
 So a reader's outputs always come from the files of one history: the newest file, then the newest file at or below its `after`, and so on.
-This holds because the newest file at or below `after` belongs to the same history as `after`. If a history skips another history's file,
+The newest file at or below `after` always belongs to the same history as `after`. If a history skips another history's file,
 `OutputWriter` writes a file for the skipping epoch.
 
 A cursor names the last file that its reader has read. So a reader that reconnects with its cursor receives the same outputs as a reader

@@ -12,8 +12,8 @@ Each call of `compact` takes three bounded steps:
 1. **retire**: remove each generation that was replaced at least `GRACE_S` ago, if its newest generation is intact.
 2. **plan**: choose packs whose live share is below `LIVE_SHARE_MIN`, and the small packs of an epoch that is spread over too many packs.
 3. **move**: copy the live blobs of the chosen packs into new packs, without changing their plaintext digests. Encrypted blobs are
-   re-encrypted, since their encryption is bound to their location. Then write the next generation of each manifest that names a moved blob,
-   starting with the newest epoch.
+   re-encrypted, since their encryption is bound to their location. Finally write the next generation of each manifest that names a moved
+   blob, starting with the newest epoch.
 
 `Store.delete_unreferenced` later deletes the packs that no manifest names any more.
 
@@ -31,7 +31,7 @@ Invariants:
 Crashes. New packs are durable before a generation names them, and a generation is durable before an older one is removed. So every ref can
 be restored after a crash at any step. A crash may leave behind a pack that no generation names, or an extra generation.
 
-Two processes. Only the leader compacts. But a deposed leader may not know that it was deposed, and may execute any step late:
+Two processes. Only the leader compacts. But a deposed leader may not know that it was deposed, and may execute any step late.
 
 - The packs of each process have random names, so they never collide with packs of another process.
 - A generation is created, never overwritten. If two processes write the same number, one of them stops. A generation that is written late
@@ -452,8 +452,8 @@ class Survey:
         """Return the total size of a pack's blobs in bytes, including dead blobs. Return 0 if the pack must be skipped or is clearly not
         sparse.
 
-        For most packs, the file's length alone shows that they are not sparse. Otherwise the index is read, because in a pack of tiny blobs
-        the headers and the index take most of the space, and moving the blobs gains nothing.
+        For most packs, the file's length alone shows that they are not sparse. If the file's length is inconclusive, the index is read. In
+        a pack of tiny blobs, headers and index take most of the space, so moving the blobs gains nothing.
         """
         pack = self._packs[path]
         if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:

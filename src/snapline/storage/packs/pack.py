@@ -12,9 +12,9 @@ have no name. The blobs fill the space between header and index without gaps. So
 byte of the file. The host reports the index digest (the last 32 bytes of the index record) to the coordinator, which rereads the index
 before it commits the epoch.
 
-The index also lists the data that the pack's checkpoints need from other files. These data are chunks of the base epoch (`base`, `reused`),
-and packs written together with this pack (`others`) because one pack would be too large. The coordinator builds the manifest from these
-lists (`checkpoint_packs.gather`).
+The index also lists the data that the pack's checkpoints need from other files. The data from other files are chunks of the base epoch
+(`base`, `reused`), and packs that were written together with this pack (`others`) because one pack would be too large. The coordinator
+builds the manifest from these lists (`checkpoint_packs.gather`).
 
 **A blob** is a self-contained header followed by the stored bytes.
 

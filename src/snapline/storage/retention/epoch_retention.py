@@ -11,7 +11,7 @@ their contents are cached (`Notes`).
 
 Garbage collection (`delete_unreferenced`) keeps every pack and manifest that a ref needs. Garbage collection also keeps all files of epochs
 with an unreadable ref or manifest, and of epochs and writers that the caller lists as possibly in use. Only one process may delete epochs,
-and only the same process may publish them. Otherwise another process could create a ref during garbage collection.
+and only the same process may publish them. If another process could publish an epoch, it might create a ref during garbage collection.
 
 **The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
 and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots would fill any disk. Keeping only the

@@ -21,8 +21,9 @@ flag before it looks for the other side's flag:
 | if refused: remove the file created in step 2 | 5. remove the intent created in step 1 |
 
 Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, and one
-of them finds it. Otherwise the pinner's step 3 finds the intent to delete, unless the deleter has already removed the intent. A deleter
-that has deleted the epoch removes the ref before the intent, so the pinner's step 4 finds no ref. **Step 3 must come before step 4.**
+of them finds it. If the deleter's step 1 comes first, the pinner's step 3 finds the intent to delete, unless the deleter has already
+removed the intent. A deleter that has deleted the epoch removes the ref before the intent, so the pinner's step 4 finds no ref. **Step 3
+must come before step 4.**
 
 Each process creates its own files, and pins and intents have random names. A refused pinner removes only its own pin, and a deleter removes
 only its own intent. So several processes may pin an epoch concurrently, and several may try to delete it. Only one process can create a tag

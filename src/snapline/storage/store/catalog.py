@@ -154,8 +154,8 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """A catalog file, or a catalog in memory if `path` is None. The catalog must be used as a context manager. Its methods raise
-    `_BrokenError` and errors of `sqlite3`."""
+    """A catalog file, or a catalog in memory if `path` is None. The catalog must be used as a context manager. The methods of `Catalog`
+    raise `_BrokenError` and errors of `sqlite3`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """Encryption and signatures of a store. Keys ensure that only the owner can read the store, and that only data written by the owner is
 accepted.
 
-The model: attackers may read the store and change it arbitrarily, but do not have a key file. This has the following consequences:
+The model: attackers may read the store and change it arbitrarily, but do not have a key file. The store limits attackers as follows:
 
 - Attackers learn names, sizes, times and which blobs are equal, but no content, because headers, indexes and manifests are not encrypted.
   Plaintext digests use a key of the store, so attackers cannot use them to verify a guess.
@@ -110,7 +110,7 @@ class Protection:
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
-        """Create the digest key now if it is needed but does not exist. Otherwise the first use would create the key.
+        """Create the digest key now if it is needed but does not exist. If this method is not called, the first use of the key creates it.
 
         Concurrent processes agree on one digest key only if the disk supports conditional creation. On an object store without conditional
         creation, the coordinator must call this method before any host writes.

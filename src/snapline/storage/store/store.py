@@ -345,8 +345,8 @@ class Store(StoreReader):
         return self._log_writer.certify(log, public)
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Encode a batch as a file. The caller passes the result to `append_batch` until the outcome is known. This call writes nothing to
-        the store except perhaps a key.
+        """Encode a batch as a file. The caller passes the result to `append_batch` until the outcome is known. `prepare_batch` writes
+        nothing to the store except perhaps a key.
 
         `certificate` is the coordinator's certificate for `log_key`, which is required if refs are signed. A process with the private key
         needs no certificate.

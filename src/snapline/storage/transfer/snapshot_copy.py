@@ -110,7 +110,7 @@ Key = tuple[str, bytes]
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     """Read and check every blob of every pack that a snapshot needs.
 
-    `checked` contains the paths of packs that were already checked and are skipped. This call adds the packs that it reads.
+    `checked` contains the paths of packs that were already checked and are skipped. The call adds the packs that it reads to `checked`.
 
     Raises:
         NotFoundError: If the epoch does not exist.
