@@ -7,7 +7,7 @@ waits for the script command `end`. A blocked agent takes no turns, and its outg
 
 *Autonomous checkpoints* (`ScriptedRule`; for the caller's duties, see `protocols/rule.py`): agents take checkpoints without coordination,
 or when a communication-induced rule forces a checkpoint. A turn that consumes a message first asks the rule whether it must take a
-checkpoint, and takes it if so. Then it merges the piggybacked data and delivers the message.
+checkpoint, and takes the checkpoint if so. After that, the turn merges the piggybacked data and delivers the message.
 """
 
 from collections import deque
@@ -175,7 +175,8 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _send_decision(self, decision: Decide) -> None:
-        """Send the round's decision to all agents that were asked to take a checkpoint. Then send the messages in the agents' outboxes."""
+        """Send the round's decision to all agents that were asked to take a checkpoint. After the decision, send the messages in the
+        agents' outboxes."""
         assert self._round is not None
         self._questions.clear()
         recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]

@@ -3,8 +3,8 @@ protocol.
 
 Nothing happens unless the script commands it. A message stays in its channel until the command `deliver` or `arrive` removes it. A marker
 stays until the command `marker`. A turn either is a single step (`deliver`, `turn`) or lasts from the command `start` to the command `end`.
-Messages sent during a long turn leave the host when the turn ends. The host performs the caller's duties of each core in order. It writes
-its own actions and all of the cores' commands to the trace.
+Messages sent during a long turn leave the host when the turn ends. The host performs the caller's duties of each core in order. The host
+writes its own actions and all of the cores' commands to the trace.
 
 If a core raises `ProtocolError`, the error is written to the trace, because a script may show how a core detects a broken network. For any
 other invalid command, a `UsageError` names the line in the script.
@@ -224,7 +224,7 @@ class ScriptedProtocol(ABC):
 
     Attributes:
         keeps_survivors: whether agents that have not failed may keep their live states during a recovery.
-        has_mailboxes: whether messages that arrive wait in a mailbox for a turn. If this is False, messages are consumed on arrival.
+        has_mailboxes: whether messages that arrive wait in a mailbox for a turn. Without mailboxes, messages are consumed on arrival.
     """
 
     keeps_survivors = True

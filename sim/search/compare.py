@@ -5,14 +5,14 @@ cells. Hosts crash at random with a constant rate, and restart soon. The times b
 on the seed. Cells are compared seed by seed (`paired_difference`), so that a seed's effects on both cells cancel out. If a run does not
 pass, its seed has no value in this cell. A difference uses only the seeds that passed in both cells.
 
-The *overhead* is the relative increase in virtual time compared with a *bare* run, which has neither checkpoints nor failures. It includes
-pauses, piggybacked data, lost work and recoveries. In a cell without failures, the overhead is only the cost of checkpoints.
+The *overhead* is the relative increase in virtual time compared with a *bare* run, which has neither checkpoints nor failures. The overhead
+includes pauses, piggybacked data, lost work and recoveries. In a cell without failures, the overhead is only the cost of checkpoints.
 
 Statistics over several runs assume that the runs are independent and identically distributed, which holds because the seeds are. There are
 two kinds of 95 % confidence intervals:
 
-- Student's interval for a single mean is mean ± t(n - 1) · s / √n. It is exact for normally distributed values, and accurate for other
-  distributions with about thirty runs or more.
+- Student's interval for a single mean is mean ± t(n - 1) · s / √n. Student's interval is exact for normally distributed values, and
+  accurate for other distributions with about thirty runs or more.
 - The paired bootstrap interval is used for the difference between two settings that ran with the *same* seeds (Efron 1979; Efron and
   Tibshirani 1993, chapter 13). To compute it, draw n of the n seeds with replacement, take the mean of their differences, and repeat this
   many times. The interval extends from the 2.5th to the 97.5th percentile of these means. A seed's effects on both settings cancel out.

@@ -15,7 +15,7 @@ cost clearly more, the simplest of all these protocols is recommended. Coordinat
 then communication-induced ones (`SIMPLEST_FIRST`).
 
 The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint, which is the
-overhead times the interval. This interval is used only if it lies between measured intervals and costs no more than the best measured
+overhead times the interval. Daly's interval is used only if it lies between measured intervals and costs no more than the best measured
 interval. Otherwise, the best measured interval is recommended. Measurements take precedence over formulas, and Daly's formula is not used
 if the measured cost cannot be distinguished from zero.
 """
@@ -358,7 +358,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
 
 
 def ticks(summaries: Sequence[Summary]) -> list[float]:
-    """Return the axis ticks, which are round numbers. Their range includes zero, all means and all whiskers."""
+    """Return the axis ticks, which are round numbers. The range of the ticks includes zero, all means and all whiskers."""
     ends = [value for one in summaries for value in (one.mean, one.low, one.high) if math.isfinite(value)]
     least, most = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
     if most - least < NOTHING:

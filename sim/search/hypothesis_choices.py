@@ -7,14 +7,14 @@
 
 `HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. Hypothesis considers 0 the simplest value, and
 0 is the benign choice. However, a run makes hundreds of choices, and Hypothesis prefers fewer draws to smaller values. So a shrunk example
-may keep unusual values because they make the run shorter. It also lists every choice, including all zeros. Use `HypothesisChoices` only for
-runs with tens of choices, or for a single stream.
+may keep unusual values because they make the run shorter. A shrunk example also lists every choice, including all zeros. Use
+`HypothesisChoices` only for runs with tens of choices, or for a single stream.
 
 `sparse_choices()` draws in advance the few choices that are not benign, for example that the seventh choice of the stream "net" is 3.
 Removing an entry makes one choice benign, so such examples shrink well, and the printed value can be pasted into a test. The drawback is
 that a choice is identified by its position in its stream, not by the situation in the run, so removing an entry may shift later choices. In
-one example, an ordering bug with three messages on four hosts was found and shrunk in 192 runs and 10 s, compared with 591 runs and 61 s
-when each choice was drawn individually.
+one example, an ordering bug with three messages on four hosts was found and shrunk in 192 runs, which took 10 s. When each choice was drawn
+individually, this took 591 runs and 61 s.
 
 Snapline does not depend on Hypothesis. Users of this module must install Hypothesis.
 """

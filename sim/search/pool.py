@@ -4,7 +4,7 @@ Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, co
 `AHEAD_S` seconds of work at each worker, so that no worker waits for the pool. The last tasks are assigned one by one, so that all workers
 finish at about the same time.
 
-If a worker dies, the pool assumes that it was executing its first unanswered task. This task gets the verdict "broken", the worker's
+If a worker dies, the pool assumes that it was executing its first unanswered task. The dead worker's task gets the verdict "broken", its
 remaining tasks return to the queue, and a new worker is started. If a worker does not answer within a seed's time limit, the pool kills the
 worker and proceeds as if it had died. So every task gets exactly one answer, no matter what its run does.
 """
@@ -229,8 +229,8 @@ class WorkerPool:
             process.hand([self._queue.popleft() for _ in range(count)])
 
     def _remove_dead_worker(self, process: Process, *, grace_s: float = 0.0) -> Iterator[Answered]:
-        """Remove a worker that has died or does not answer. Its current task gets the verdict "broken", and its
-        remaining tasks return to the queue."""
+        """Remove a worker that has died or does not answer. The worker's current task gets the verdict "broken", and its remaining tasks
+        return to the queue."""
         del self._processes[process.connection]
         cause = process.close(grace_s=grace_s)
         if not process.is_ready:

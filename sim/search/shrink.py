@@ -33,7 +33,7 @@ limit, a passing candidate would run to its end, which takes about a hundred tim
 The size of a state is the number of its non-benign choices, faults and consumed messages.
 
 Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying and isolating failure-inducing input",
-2002). It removes as many items from a list as possible while a test still fails:
+2002). It removes items from a list as long as a test still fails, in these steps:
 
 1. Split the list into n parts.
 2. If the test fails with a single part, continue with this part.
@@ -47,10 +47,10 @@ once. Similarly, `lowest` searches for a smaller number for which the test still
 
 `render` produces the files that describe a shrunk bug to the developer who fixes it:
 
-    <name>.toml        the scenario, for `snapline sim run`
-    choices.json       the choices that are not benign, for `snapline sim replay`
-    test_<name>.py     fails while the bug exists; keep it as a regression test
-    steps.txt          what was removed, and what remains: faults, choices, journal entries
+- `<name>.toml` contains the scenario, for `snapline sim run`.
+- `choices.json` contains the choices that are not benign, for `snapline sim replay`.
+- `test_<name>.py` fails as long as the bug exists. Keep it as a regression test.
+- `steps.txt` lists what was removed, and which faults, choices and journal entries remain.
 """
 
 import re
@@ -79,7 +79,7 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
     """Return a 1-minimal sublist of `items` for which the test still fails.
 
     Args:
-        needed: the test. It returns None if the test passes with the given list. Otherwise, it returns the items that the failing test
+        needed: the test. The test returns None if it passes with the given list. Otherwise, it returns the items that the failing test
             used, in order.
     """
     kept = list(items)
@@ -527,8 +527,8 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, and then all choices except those of one stream. Then try the same with other message delays and
-        checkpoint intervals."""
+        """Try making all choices benign, and then all choices except those of one stream. If this fails, try the same with other message
+        delays and checkpoint intervals."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -652,8 +652,8 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try to set choices to 0: all choices at once, then stream by stream, and then by delta debugging. Then try to lower the remaining
-        choices towards 1."""
+        """Try to set choices to 0: all choices at once, then stream by stream, and then by delta debugging. Finally, try to lower the
+        remaining choices towards 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return

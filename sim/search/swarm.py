@@ -206,7 +206,7 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Draw the moment at which the fault happens. It is usually one of the coordinator's moments."""
+        """Draw the moment at which the fault happens. Usually, the moment is one of the coordinator's moments."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:

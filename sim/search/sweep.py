@@ -6,8 +6,8 @@ the order of the results, because it contains only counts, the smallest seeds, a
 processes affects only the elapsed time in the summary.
 
 One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter with a different PYTHONHASHSEED, as
-FoundationDB does. Both runs of a seed must produce the same trace. If they differ, the sweep gets the verdict "broken", because the results
-of a nondeterministic simulator cannot be trusted.
+FoundationDB does. Both runs of a seed must produce the same trace. If the two runs of a seed differ, the sweep gets the verdict "broken",
+because the results of a nondeterministic simulator cannot be trusted.
 
 `CATALOGUE` lists the elements that a swarm may draw for a scenario. A sweep reports which elements occurred in its scenarios and which did
 not. However, a drawn fault may have no effect, and a drawn limit may never be reached. Probes show what actually happened in a run.
@@ -189,13 +189,13 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     """Result of a sweep.
 
     Attributes:
-        runs: number of completed runs. This is less than the number of seeds if the sweep was stopped early.
+        runs: number of completed runs. The number of runs is less than the number of seeds if the sweep was stopped early.
         verdicts: number of runs for each verdict.
         findings: all findings, ordered by severity of the verdict and then by number of seeds, worst first.
         probes: total number of hits of each probe in all runs.
         never_hit: names of the catalogue's probes that were hit in no run.
-        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and element name. It is empty if the template has no
-            section `swarm`.
+        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and element name. The counts are empty if the template
+            has no section `swarm`.
         never_drawn: names of the elements that occurred in no run, by group.
         checked: number of seeds that were run twice to check determinism.
         divergences: seeds whose two runs differed.
@@ -388,7 +388,7 @@ def sweep(
 
     Args:
         seeds: seeds to run. No seed may occur twice.
-        jobs: number of worker processes. If it is 0, everything runs in this process.
+        jobs: number of worker processes. With 0 jobs, everything runs in this process.
         runner: module-level function that runs a seed. Other processes must be able to import it. None means `snapline.sim.run.run`.
         on_result: function that is called with each result, in the order of completion.
         stop_after: the sweep stops after this number of runs that were broken or ended with a violation.

@@ -362,8 +362,8 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service has executed everything that is marked as done in the cut. This must hold because no recovery undoes
-        events that belong to a complete cut."""
+        """Check that the service has executed everything that is marked as done in the cut. These results must hold because no recovery
+        undoes events that belong to a complete cut."""
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
@@ -387,7 +387,7 @@ class BookingWorkload(Workload):
         return None
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
-        """Check that each valid payment belongs to exactly one completed request. This must hold only if the run has not discarded any
+        """Check that each valid payment belongs to exactly one completed request. The check applies only if the run has not discarded any
         history on purpose."""
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")

@@ -223,7 +223,7 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 class Seeking(msgspec.Struct):
-    """State of a `Seeker`. `left` is the number of messages still to send, `ticks` is the number of timer ticks so far, and `asked` lists
+    """State of a `Seeker`. `left` is the number of messages still to send, and `ticks` is the number of timer ticks so far. `asked` lists
     the latecomers that the agent has tried to spawn."""
 
     index: int
@@ -387,8 +387,8 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return the number of messages on a channel that must be dead letters. These are all messages before the first message that is
-    consumed or in transit.
+    """Return the number of messages on a channel that must be dead letters. All messages before the first message that is consumed or in
+    transit must be dead letters.
 
     Raises:
         InvariantViolatedError: If the sequence numbers are not consecutive.

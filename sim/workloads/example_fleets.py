@@ -1,7 +1,7 @@
 """Workloads that run the package's example fleets: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
 
 *PageRank and bank.* The agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: rank mass or tokens.
-These checks do not detect swapped messages, or the loss of messages that carry no mass or tokens.
+The checks of PageRank and bank do not detect swapped messages, or the loss of messages that carry no mass or tokens.
 
 *Orders.* Agents wait in steps, fail, leave dead letters, spawn other agents and stop, and finally the fleet stops itself. The invariants
 are computed only from states, messages, dead letters and spawn requests, and not from what agents report about each other. In every

@@ -19,7 +19,7 @@ and a finished run has sent exactly this number of messages, regardless of the o
 *Timers.* An agent has at most one timer, and the agent's state records whether it is set. A cut must contain exactly as many timers as the
 states record.
 
-A chain is a polynomial over the messages' checksums, modulo 2**48. It does not protect against deliberate tampering.
+A chain is a polynomial over the messages' checksums, modulo 2**48. A chain does not protect against deliberate tampering.
 
 *Inputs* from simulated clients (`Nudge`) cause a turn but do not change the state.
 """
@@ -41,8 +41,8 @@ class Nudge(snapline.Message, frozen=True):
     """Input from a simulated client. `serial` counts the client's inputs.
 
     Attributes:
-        raises: whether the handler usually raises an error. If it does, the input becomes a dead letter, which may succeed when it is
-            retried.
+        raises: whether the handler usually raises an error. If the handler raises an error, the input becomes a dead letter, which may
+            succeed when it is retried.
     """
 
     client: str

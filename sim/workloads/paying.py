@@ -216,8 +216,8 @@ def kind_of(order: int, orders: int) -> int:
 
 
 def refuses_refund(order: str) -> bool:
-    """Return whether the service refuses for a while to refund the order's seat. This is the case for only one order, because each refusal
-    takes half a minute."""
+    """Return whether the service refuses for a while to refund the order's seat. Only one order is affected, because each refusal takes
+    half a minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
@@ -243,8 +243,8 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service agrees with the outcomes of all orders that have ended in the cut. This must hold because no recovery
-        undoes events that belong to a complete cut."""
+        """Check that the service agrees with the outcomes of all orders that have ended in the cut. The service must agree because no
+        recovery undoes events that belong to a complete cut."""
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }

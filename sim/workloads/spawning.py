@@ -1,20 +1,19 @@
 """Pattern in which permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
 
-The life of a lodger has these phases. The lodger's landlord spawns it. In the same turn, the landlord sends the lodger a token. It also
-introduces the lodger to a neighbour, which is another landlord. The neighbour sends tokens to the lodger, too. The first of these tokens
-may be sent before the lodger exists. The lodger answers every token. The landlord and the neighbour each send the lodger `TOKENS` tokens,
-and wait for each answer before they send the next token. After its last answer, the lodger stops, and no agent sends it any more messages.
-When the neighbour has received the lodger's last answer, it notifies the landlord. When both the landlord and the neighbour have finished
-with the lodger, the landlord spawns the next lodger.
+The life of a lodger has these phases. The lodger's landlord spawns it. In the same turn, the landlord sends the lodger a token. The
+landlord also introduces the lodger to a neighbour, which is another landlord. The neighbour sends tokens to the lodger, too. The first of
+these tokens may be sent before the lodger exists. The lodger answers every token. The landlord and the neighbour each send the lodger
+`TOKENS` tokens, and wait for each answer before they send the next token. After its last answer, the lodger stops, and no agent sends it
+any more messages. When the neighbour has received the lodger's last answer, it notifies the landlord. When both the landlord and the
+neighbour have finished with the lodger, the landlord spawns the next lodger.
 
 A stopped lodger has no state in a cut, but the number of messages that it has sent and consumed is known: it is `TOKENS` on each pair. So
 the ledgers of the landlord and the neighbour can still be checked, except for the chains. A lodger without a state is in one of these
 conditions:
 
-- *unborn* if the message that creates the lodger is in transit,
-- *wanted* if the landlord's first token to the lodger is still in the outbox, because the coordinator has not granted
-  the spawn yet,
-- *gone* otherwise.
+- The lodger is *unborn* if the message that creates it is in transit.
+- The lodger is *wanted* if the landlord's first token to it is still in the outbox, because the coordinator has not granted the spawn yet.
+- In all other cases, the lodger is *gone*.
 
 When a landlord or neighbour has received a lodger's last answer, it removes the lodger from its state, so that states stay small.
 """
@@ -53,7 +52,7 @@ PER_LODGER = 4 * TOKENS + 2
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """Message that a lodger must answer. It carries the work that the answer needs."""
+    """Message that a lodger must answer. A token carries the work that the answer needs."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
@@ -61,7 +60,8 @@ class Answer(Parcel, frozen=True, gc=False):
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message in which a landlord introduces a lodger to a neighbour. It carries the work that the neighbour needs for its tokens."""
+    """Message in which a landlord introduces a lodger to a neighbour. The message carries the work that the neighbour needs for its
+    tokens."""
 
     lodger: str = ""
 

@@ -57,8 +57,8 @@ class SourceState(Ledger, kw_only=True):
 
     Attributes:
         peers: agents to which this agent sends messages. If the agent always sends to the same receiver, there is only one peer.
-        item: units of work that the agent spends on each message that it originates, including one unit for the send itself. It is 0 if the
-            agent originates no messages.
+        item: units of work that the agent spends on each message that it originates, including one unit for the send itself. The value is 0
+            if the agent originates no messages.
         is_skewed: whether the agent sends more messages to its first peers.
     """
 

@@ -14,7 +14,7 @@ second time, the request is refused and the agent is blocked until an operator r
 again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
 
 *Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute durable steps. While a turn waits for
-its step, the rest of the fleet continues. This pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
+its step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
 agent whose turn is waiting. Every third token is passed on immediately, so that turns with and without steps are mixed. Half of the
 clients' inputs start a durable turn.
 
@@ -359,8 +359,8 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. After a recovery, the turn either continues or restarts. In both cases, the agent answers exactly
-        once."""
+        """Handle a client's input. After a recovery, the turn either continues or restarts. Whether the turn continues or restarts, the
+        agent answers exactly once."""
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 

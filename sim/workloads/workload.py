@@ -10,8 +10,8 @@ file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Orde
 
 *Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The function is called for every complete cut, after the
 simulator's oracles have verified that the cut is consistent. The function `at_end` is called with the final states when the fleet is idle.
-Idleness is a stable property, so the simulator can detect it in a complete cut without activity. Both functions may have one of these
-results:
+Idleness is a stable property, so the simulator can detect it in a complete cut without activity. The invariant and `at_end` may return or
+raise any of the following. Both functions may have one of these results:
 
 - None, a true value or "" means that the invariant holds.
 - A sentence, a false value or a failed `assert` means that the invariant is violated.
@@ -112,10 +112,10 @@ class Workload:
 
     Attributes:
         ends: whether `is_done` becomes true at some time.
-        requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If this is True, an operator rolls the fleet back when a
-            request has been refused.
+        requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If agents may request rollbacks, an operator rolls the
+            fleet back when a request has been refused.
         was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because some of the epoch's
-            bytes were lost. It is set before `check_end` is called.
+            bytes were lost. The attribute is set before `check_end` is called.
         failure: traceback of an unexpected exception in an invariant, or "" if there was none.
         calling_plan: recovery plan of the host whose call a stub is answering.
         inputs: the user's inputs, which replace `input_of`, or None if the user provides no inputs.

@@ -324,7 +324,7 @@ class Clients:
             client.start()
 
     def make_patient(self) -> None:
-        """Make all clients patient, so that no client gives up on an input. This is called when all faults have ended."""
+        """Make all clients patient, so that no client gives up on an input. This method is called when all faults have ended."""
         for client in self._all:
             client.is_patient = True
 

@@ -305,7 +305,7 @@ class VirtualDisk:
     """The file system that all nodes share.
 
     Attributes:
-        nodes: files and directories by path, as seen by processes. This attribute is always the same dict object.
+        nodes: files and directories by path, as seen by processes. The attribute is always the same dict object.
         refused: for each error number, the number of calls that failed because of a fault.
     """
 

@@ -501,8 +501,8 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return the name and address of the host that runs the agent, as far as this host knows them. Both are empty if this host runs the
-        agent or does not know where it runs."""
+        """Return the name and address of the host that runs the agent, as far as this host knows them. Both strings are empty if this host
+        runs the agent or does not know where the agent runs."""
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 

@@ -73,7 +73,8 @@ class Journal:
 
     Attributes:
         waypoints: the hash after each `PIECE` journal entries.
-        window: entries of the piece with index `window_at` as text, for the comparison of two runs. It is empty if `window_at` is None.
+        window: entries of the piece with index `window_at` as text, for the comparison of two runs. The list is empty if `window_at` is
+            None.
     """
 
     def __init__(self, window_at: int | None = None) -> None:

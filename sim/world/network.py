@@ -100,7 +100,7 @@ class Stream:
         return self.ends[1] if node == self.ends[0] else self.ends[0]
 
     def close(self, _: object = None) -> None:
-        """Break the stream. Both nodes are notified, and data in flight is lost."""
+        """Break the stream. Both nodes are notified that the stream is broken, and data in flight is lost."""
         if self.is_closed:
             return
         self.is_closed = True

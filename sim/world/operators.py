@@ -10,10 +10,10 @@ At random times, `MovesOperator` drains hosts, resumes hosts and rebalances agen
 After a change of leader, the new leader knows only the drain marks in the log. When all faults have ended, the operator removes all drain
 marks, so that every host may run agents again.
 
-`RestoreOperator` sometimes restores the fleet to an earlier kept epoch, with or without the inputs since then. It sends its requests to the
-current leader through the product's own service (`coordinator/service/restore_requests.py`). It repeats each request until the leader
-answers. Requests with the same token request the same restore. If an agent's request for a rollback (`ctx.rollback`) was refused, the
-operator restores the newest epoch. When all faults have ended, it only handles refused rollbacks.
+`RestoreOperator` sometimes restores the fleet to an earlier kept epoch, with or without the inputs since then. `RestoreOperator` sends its
+requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`). The operator repeats each
+request until the leader answers. Requests with the same token request the same restore. If an agent's request for a rollback
+(`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, it only handles refused rollbacks.
 
 `SimReader` reads all outputs, and keeps its position in a cursor. Sometimes the reader crashes and later resumes from a saved cursor. At
 the end of the run, the outputs that the reader has read are compared with the release files.
@@ -144,7 +144,7 @@ class SimOperator:
         return False
 
     def _choose(self) -> None:
-        """Draw an agent. If it has dead letters, choose commands for some of them."""
+        """Draw an agent. If the agent has dead letters, choose commands for some of them."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         dead_letters = self._dead_letters_of(agent)
@@ -257,7 +257,7 @@ class MovesOperator:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """Schedule all moves. This is called when the fleet starts to work."""
+        """Schedule all moves. This method is called when the fleet starts to work."""
         times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
         now_ns = self._shared.kernel.now_ns
         for time in range(times):
@@ -372,7 +372,7 @@ class RestoreOperator:
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
-        """Schedule restores at random times. This is called when the fleet starts to work."""
+        """Schedule restores at random times. This method is called when the fleet starts to work."""
         part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
@@ -382,7 +382,7 @@ class RestoreOperator:
             self._look()
 
     def _look(self) -> None:
-        """If a rollback request of some agent was refused, restore the newest epoch. Then schedule the next check."""
+        """If a rollback request of some agent was refused, restore the newest epoch. Afterwards, schedule the next check."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._is_refused():
             self._helps += 1

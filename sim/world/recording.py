@@ -1,8 +1,8 @@
 """Recording of a run's events with their times, for diagrams, reports and exports. A run is recorded only on request.
 
 A recording contains the events of a trace (`recovery/trace.py`), each with the virtual time `t_ns`. In addition to a trace, it contains
-epochs, hosts and orphans. The events come from the traces of the hosts (`SharedTrace`). They are the events that `snapline run --trace`
-writes, in one global order.
+epochs, hosts and orphans. The events come from the traces of the hosts (`SharedTrace`). `snapline run --trace` writes the same events, but
+not in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping

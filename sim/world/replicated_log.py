@@ -2,8 +2,8 @@
 
 Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a
 simulated world. However, its interface to the coordinator is small. The library reports the current leader, and each call of `propose` ends
-with one of three outcomes: committed, rejected or unknown. This model provides the same interface to the replicas c1, …, cn. It can show
-every behaviour of the real library that was observed within the fault budget. The interface has these rules:
+with one of three outcomes: committed, rejected or unknown. This model provides the library's interface to the replicas c1, …, cn. The model
+can show every behaviour of the real library that was observed within the fault budget. The interface has these rules:
 
 1. *Apply.* One `FleetState` is canonical, namely the state of the replica that committed last. Every other replica applies entries, or
    restores the frozen canonical state, only when its state is accessed or when it becomes the leader. So three replicas cost little more
@@ -30,7 +30,7 @@ on a paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
    slots of some leader term. So if two logs contain the same slot, all their earlier slots are the same, too (log matching, 5.3).
 2. A leader sends its whole log to all replicas that it can reach. Arrival and sync times are computed when the log is sent, and they take
    effect when the receiving replica is next accessed (`settle`). A call is scheduled for the time when a majority will have acknowledged
-   the slots. This call commits the slots if a majority really has them and the barrier is one of them (5.4.2).
+   the slots. The scheduled call commits the slots if a majority really has them and the barrier is one of them (5.4.2).
 3. A replica becomes a candidate if it has heard from no leader for the duration of an election timeout. The candidate needs votes from a
    majority, and its log must be at least as up-to-date as the log of each voter (5.4.1). After a random delay, the candidate is elected in
    a new term, and its voters reject older terms from then on. A replica that has recently heard from a leader usually does not vote. There
@@ -473,8 +473,8 @@ class RaftModel:
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether the voter may vote although there may be a leader. It may vote if it has not heard from a leader recently or, as
-        the leader, has not reached a majority recently. It may also vote if the leader was deposed."""
+        """Return whether the voter may vote although there may be a leader. The voter may vote if it has not heard from a leader recently
+        or, as the leader, has not reached a majority recently. The voter may also vote if the leader was deposed."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -557,10 +557,10 @@ class SimulatedLog:
         """Create the log. Nothing happens until `start` is called.
 
         Args:
-            delay_ns: function that returns the delay between two nodes that are both up. It returns None if the second node is currently
-                unreachable.
-            on_standing: function that is called when a node learns of a new leader or a new term. It is not called when a node starts or
-                crashes.
+            delay_ns: function that returns the delay between two nodes that are both up. The function returns None if the second node is
+                currently unreachable.
+            on_standing: function that is called when a node learns of a new leader or a new term. The function is not called when a node
+                starts or crashes.
             on_committed: function that is called at each commit, with the position in `entries`, the proposer, the entry and the entry's
                 result.
         """
@@ -621,7 +621,7 @@ class SimulatedLog:
         self.raft.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set how many of a thousand proposals have an unknown outcome. These proposals are selected at random."""
+        """Set how many of a thousand proposals have an unknown outcome. The affected proposals are selected at random."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
@@ -775,8 +775,8 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check the invariants of the log, and raise AssertionError if one is violated. Call this method only between events. It takes as
-        long as applying all entries."""
+        """Check the invariants of the log, and raise AssertionError if one is violated. Call this method only between events. The check
+        takes as long as applying all entries."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}

@@ -2,7 +2,7 @@
 `ctx.step`. When a handler or stub waits (`Wait`), a scheduled call ends the wait, and the handler or stub resumes.
 
 If the fleet has stubs, a step calls its stub. Otherwise, the step's own function is executed in the simulation's thread, at a single
-instant of virtual time. In both cases, the duration of the step in virtual time is random.
+instant of virtual time. Whether a stub or the step's own function is called, the duration of the step in virtual time is random.
 
 A *stub* is a function that the simulator calls instead of a step's own function (`Fleet(simulate=…)`). The stub represents an external
 service, so a host crash does not affect it. A call of a stub consists of a request in transit, the execution of the stub, and an answer in
@@ -111,7 +111,7 @@ def settle(future: Future, function: Callable[[], Any]) -> None:
 
 
 class VirtualLoop:
-    """Minimal event loop in virtual time. It supports `asyncio.sleep`, futures and locks."""
+    """Minimal event loop in virtual time. The loop supports `asyncio.sleep`, futures and locks."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

@@ -4,10 +4,10 @@ simulated disk.
 All decisions are made by the product's code. This package simulates only the environment of the product's code. The package consists of
 these parts, which share one state (`world_state.py`):
 
-- hosts that crash and restart (`hosts.py`, `host.py`),
-- links and streams that break (`network.py`, `host_streams.py`),
-- replicas of the coordinator (`simulated_replica.py`), which use a model of the replicated log (`replicated_log.py`),
-- a disk that loses unsynced data (`disk.py`).
+- Hosts can crash and restart (`hosts.py`, `host.py`).
+- Links and streams can break (`network.py`, `host_streams.py`).
+- Replicas of the coordinator (`simulated_replica.py`) use a model of the replicated log (`replicated_log.py`).
+- The disk can lose unsynced data (`disk.py`).
 
 `SimExecutor` executes faults. `world_observer.py` reports all actions of hosts, coordinators and the log to the judge, which checks them.
 The other modules check nothing themselves. `PendingWork` determines which work is left, whether the fleet is idle, and which agents cannot

@@ -1,5 +1,5 @@
-"""Observers of a simulated world. They report the actions of hosts, coordinators, the log and the store to the judge, the recording and the
-counters.
+"""Observers of a simulated world. The observers report the actions of hosts, coordinators, the log and the store to the judge, the
+recording and the counters.
 
 `LogObserver` follows the commits in the coordinator's log. `StoreObserver` reads the store directly, and reports which data has been
 written and deleted. `SnapshotRequests` requests snapshots, as an operator would, and checks the answers.
@@ -13,7 +13,8 @@ every input that may still be needed:
 - *Deletions.* The fleet can be restored to any epoch that is kept. So a batch may be deleted only if the oldest kept epoch contains the
   effects of all the batch's inputs.
 
-The oracle identifies an input by its bytes, which are unique. It does not rely on the numbers, keys or file names that the product uses.
+The oracle identifies an input by its bytes, which are unique. The oracle does not rely on the numbers, keys or file names that the product
+uses.
 
 The code that reads checkpoint packs (`read_pack`) is independent of the product, and implements `docs/snapshot-format.md`. The judge
 compares the checkpoints in each pack with the captured images. So the judge needs only the bytes, and not the product's checks. Damaged
@@ -241,7 +242,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint. If it contains a durable turn, the turn's journal is made complete."""
+    """Return the checkpoint. If the checkpoint contains a durable turn, the turn's journal is made complete."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint
@@ -407,8 +408,8 @@ class StoreObserver:
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Check that every epoch with a readable ref is undamaged. This must hold because a deletion removes the ref before other files. A
-        torn ref is detected when the ref is read."""
+        """Check that every epoch with a readable ref is undamaged. Every readable ref must belong to an undamaged epoch, because a deletion
+        removes the ref before other files. A torn ref is detected when the ref is read."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -521,8 +522,8 @@ class LogObserver:
         self._requests: dict[tuple[str, int], None] = {}
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
-        """Record that the fleet has started to run. `is_first` is False after a recovery. It is also False if a host died before it applied
-        the first plan, so that the fleet starts under a later plan."""
+        """Record that the fleet has started to run. `is_first` is False after a recovery. `is_first` is also False if a host died before it
+        applied the first plan, so that the fleet starts under a later plan."""
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()

@@ -2,7 +2,7 @@
 
 `Store` relies on a few properties of its disk. A name can be created only once. A file is either completely visible or not visible at all.
 Acknowledged changes are visible to all processes. Listings are complete. The checks first test these properties through the protocol
-(`storage/disk/local_disk.py`), with many threads. Then they run whole stores, host logs and outputs on the disk. The checks cannot
+(`storage/disk/local_disk.py`), with many threads. After that, they run whole stores, host logs and outputs on the disk. The checks cannot
 determine whether bytes survive a power failure.
 
 To run the checks in a test suite:
@@ -136,7 +136,8 @@ def create(disk: Disk, path: str, *pieces: bytes) -> None:
 
 
 def create_unsynced(disk: Disk, path: str, pieces: Sequence[bytes]) -> None:
-    """Create a file that does not have to survive a crash. This is faster, so checks with many files use this function."""
+    """Create a file that does not have to survive a crash. Creating a file in this way is faster, so checks with many files use this
+    function."""
     handle = disk.open_temporary(path.rpartition("/")[0], temporary_name())
     try:
         disk.write(handle, pieces)
@@ -310,7 +311,7 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing contains the files and directories of one level in sorted order. It must not contain entries of deeper
+    """Check that a listing contains the files and directories of one level in sorted order. The listing must not contain entries of deeper
     directories or of directories with similar names."""
     disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):

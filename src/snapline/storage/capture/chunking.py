@@ -4,9 +4,11 @@ This module runs in a worker thread.
 
 For each chunk, the cheapest test is made first:
 
-1. If the chunk's token is in the base, the chunk is reused. Its bytes are not read, and often the image does not even contain them.
+1. If the chunk's token is in the base, the chunk is reused. The bytes of such a chunk are not read, and often the image does not even
+   contain them.
 2. If the chunk has no token but the base has the same hash at this position, the chunk is reused. Hashing is twice as fast as a copy.
-3. If the chunk's digest is in the base, the chunk is reused. This happens after a restore, or when a part has moved.
+3. If the chunk's digest is in the base, the chunk is reused. Equal digests without equal tokens or hashes occur after a restore, or when a
+   part has moved.
 4. Otherwise, the chunk is new.
 
 The hash is xxh3-128 with a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
@@ -37,8 +39,8 @@ A position is a *candidate* for a cut if its hash is small. Where a cut is made 
 - At 256 KiB, a cut is always made.
 
 The two thresholds keep the sizes close to the middle, as in the "normalized chunking" of FastCDC (Xia et al., USENIX ATC 2016,
-section 3.3). Departures from the paper: the high bits of the hash are compared with a limit, instead of masking selected bits, because the
-high bits depend on the whole window and the low bits do not. In addition, the window may begin before the chunk.
+section 3.3). Departures from the paper: the high bits of the hash are compared with a limit, instead of masking selected bits. The high
+bits depend on the whole window, and the low bits do not. In addition, the window may begin before the chunk.
 
 Invariant: the cuts depend only on the bytes, and are the same on every machine and in every release. If a new release made different cuts,
 nothing would break, but blobs would be stored once more after the upgrade, because chunks are found by their digests.
@@ -140,8 +142,8 @@ def _candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield a pair (end, hash) for each candidate, if the whole window before it lies in the data. This byte-by-byte version defines the
-    result."""
+    """Yield a pair (end, hash) for each candidate, if the whole window before it lies in the data. The byte-by-byte version defines which
+    candidates are correct."""
     table = gear_table()
     value = 0
     for end, byte in enumerate(view, 1):
@@ -238,8 +240,8 @@ def chunk_image(
     Args:
         base: table of the epoch whose chunks may be reused, or None if all chunks are new.
         digest: function that computes the digest of a chunk. For a large image, several threads call this function.
-        executor: threads to use if the image has at least `PARALLEL_BYTES_MIN` bytes to hash. If it is None, the call starts its own
-            threads and stops them at the end.
+        executor: threads to use if the image has at least `PARALLEL_BYTES_MIN` bytes to hash. If `executor` is None, the call starts its
+            own threads and stops them at the end.
 
     Raises:
         StoreError: If the image refers to a chunk that is not in the base, because the image was made for a different base.
@@ -273,7 +275,7 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob into chunks. Their tokens are consecutive numbers, beginning with the blob's token. See `values.Blob`."""
+    """Cut a large blob into chunks. The chunks' tokens are consecutive numbers, beginning with the blob's token. See `values.Blob`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
     blob_chunk = part.chunks[0]

@@ -1,17 +1,18 @@
 """Checks a value against its declared type before the value is saved. A value is refused if it would be restored as a different value (G3).
 
 MessagePack stores no classes. Without these checks, an instance of a subclass would be restored as the declared base class and lose the
-subclass's fields, a `defaultdict` would be restored as a `dict`, and a datetime in any time zone would be restored in UTC. The encoder does
+subclass's fields. A `defaultdict` would be restored as a `dict`, and a datetime in any time zone would be restored in UTC. The encoder does
 not detect such changes. So each value is first traversed together with its annotation:
 
-- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None if every value of this class is
+- A *node* represents one declared type. A node maps the exact class of a value to a *rule*, or to None if every value of this class is
   acceptable.
 - A rule inspects the contents of a value: the items of a list, the fields of a struct, or the time zone of a datetime.
 - Classes with a `__post_init__` may change their arguments. So values of such classes are encoded, decoded and encoded again.
 
 Two kinds of values are accepted although their class differs from the declared class, because the restored values are equal and behave in
 the same way. An `int` may be stored where a `float` is declared, if no digits are lost. NumPy numbers may be stored where plain numbers are
-declared. In both cases, the restored value has the declared type. `cached_property` values are not saved, because they are computed again.
+declared. Whichever number was stored, the restored value has the declared type. `cached_property` values are not saved, because they are
+computed again.
 
 Nodes are compiled once per declared type. To be fast, the traversal checks the classes of all items or fields at once in C, and inspects
 individual values only if a rule requires it. The traversal runs before the encoded bytes are used, and on the thread that encodes the
@@ -402,8 +403,8 @@ def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Return whether this enum member can be restored from its value. This applies to flags and to enums whose values are neither text nor
-    integers."""
+    """Return whether this enum member can be restored from its value. The function handles flags, and enums whose values are neither text
+    nor integers."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
@@ -710,7 +711,7 @@ _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """Rule for a tuple that is a dict key or a set member. Such a tuple is restored as a tuple even if no type is declared."""
+    """Rule for a tuple that is a dict key or a set member. A tuple in such a place is restored as a tuple even if no type is declared."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)

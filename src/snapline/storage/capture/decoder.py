@@ -153,7 +153,7 @@ def _decode_extension(code: int, data: memoryview) -> object:
 
 
 class _HistoryPlaceholder:
-    """Placeholder for a history that is stored in a part. It is used until the type of the records is known."""
+    """Placeholder for a history that is stored in a part, until the type of the history's records is known."""
 
     __slots__ = ("index",)
 
@@ -162,7 +162,7 @@ class _HistoryPlaceholder:
 
 
 class _PicklePlaceholder:
-    """Placeholder for a pickle. It is used until it is known whether the field is declared as `Pickled`."""
+    """Placeholder for a pickle. The placeholder is used until it is known whether the field is declared as `Pickled`."""
 
     __slots__ = ("data",)
 
@@ -467,7 +467,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run of compressed or encrypted chunks. Their plaintext has to be copied."""
+        """Read a run of compressed or encrypted chunks, whose plaintext has to be copied."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))

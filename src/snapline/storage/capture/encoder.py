@@ -6,8 +6,9 @@ compressing, writing) on the copy.
 
 Where a value is stored depends on its type and size:
 
-- An array or tensor of at least `ARRAY_PART_BYTES_MIN` is stored as a part. It is copied whole, or only its changes if writes are tracked.
-- A `History` or `Blob` is stored as a part. It is not copied, because its contents never change.
+- An array or tensor of at least `ARRAY_PART_BYTES_MIN` is stored as a part. An array is copied whole, or only its changes if writes are
+  tracked.
+- A `History` or `Blob` is stored as a part. The contents of a `History` or `Blob` never change, so they are not copied.
 - A pickle of at least `PICKLE_PART_BYTES_MIN` is stored as a part.
 - All other values are stored in the skeleton.
 
@@ -24,14 +25,14 @@ The caller must call `encode` between two turns, on the event loop, and must cal
 
 **Unsupported values** are found by two functions that traverse the objects of a state. Neither runs in a regular pause:
 
-- `check` runs once for each agent, at its first capture. It finds values that would be saved without an error but restored differently
-  (G3). These values are mutable objects that can be reached on two paths (each path would lead to its own object after a restore), and
+- `check` runs once for each agent, at its first capture. `check` finds values that would be saved without an error but restored differently
+  (G3). Such values are mutable objects that can be reached on two paths (each path would lead to its own object after a restore), and
   arrays that share memory.
-- `explain` runs after a capture has failed. It finds the refused value and recommends a change.
+- `explain` runs after a capture has failed. `explain` finds the refused value and recommends a change.
 
-`check` traverses the state depth first, in the order of the fields. It does not use recursion, because a state may be nested more deeply
-than the interpreter's stack allows. Immutable objects may be shared, because a copy cannot be distinguished from the original. The contents
-of an immutable object are checked again on every path to the object.
+`check` traverses the state depth first, in the order of the fields. The traversal does not use recursion, because a state may be nested
+more deeply than the interpreter's stack allows. Immutable objects may be shared, because a copy cannot be distinguished from the original.
+The contents of an immutable object are checked again on every path to the object.
 
 `explain` only descends: it goes from an object that cannot be encoded to the object's first member that cannot be encoded. So the cost of
 `explain` is only a few encodings of the state, no matter how large the state is.
@@ -523,8 +524,8 @@ class StateEncoder:
     Args:
         pool: source of buffers for copies, shared by all agents on the host.
         allow_pickle: whether `Pickled` values may be saved.
-        declared: the declared type of the states. Values are refused if they would not be restored as declared. If it is None, the declared
-            type is not checked.
+        declared: the declared type of the states. Values are refused if they would not be restored as declared. If `declared` is None, the
+            declared type is not checked.
     """
 
     def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:

@@ -4,10 +4,10 @@ The problem: a state that consists of many small objects takes long to encode, a
 
 The solution: between two turns, `fork()` creates a child process with a copy of the state. A page is copied only when one of the two
 processes writes to it. In the child, only the thread that called `fork` exists. Locks that other threads held at the time of the fork
-remain locked forever. So the child calls only `encode()` and system calls. It uses no gRPC, logging, asyncio, threads or GPU. The child
-writes the encoded bytes to anonymous memory (a memfd). Then it writes a head with their length and BLAKE3 digest, and exits with
-`os._exit`. The result is valid only if the head exists, the digest matches, and the exit status is 0. Otherwise the capture has failed, and
-the caller encodes the state in its own process.
+remain locked forever. So the child calls only `encode()` and system calls. The child uses no gRPC, logging, asyncio, threads or GPU. The
+child writes the encoded bytes to anonymous memory (a memfd). Finally, the child writes a head with the bytes' length and BLAKE3 digest, and
+exits with `os._exit`. The child's result is valid only if the head exists, the digest matches, and the exit status is 0. If the result is
+not valid, the capture has failed, and the caller encodes the state in its own process.
 
 The rules, and how the module implements them:
 
@@ -159,8 +159,8 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
     cost of a fork is a copy of the page tables, plus one page fault for each page that the parent writes while the child runs.
 
     Args:
-        encode: function that returns the encoded state as contiguous bytes. It runs in the child, where the other threads do not exist, so
-            it must not take a lock that another thread may have held.
+        encode: function that returns the encoded state as contiguous bytes. The function runs in the child, where the other threads do not
+            exist, so it must not take a lock that another thread may have held.
         timeout_s: time limit in seconds. When it is reached, the child is killed.
 
     Raises:
@@ -192,7 +192,7 @@ class ForkedImage:
         self._end = weakref.finalize(self, _end, child)
 
     def result(self) -> bytes:
-        """Wait for the child to finish, and return the encoded bytes. This call blocks, so call it in a worker thread, and only once.
+        """Wait for the child to finish, and return the encoded bytes. The call blocks, so make it in a worker thread, and only once.
 
         Raises:
             EncodingError: If `encode` raised an error in the child. The error contains the message from the child.
@@ -265,8 +265,8 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
 
 
 def _ignore_warning() -> None:
-    """Suppress a warning that is caused only by this module. Python 3.12 warns if a process with threads forks. This module is safe, as
-    explained in its docstring."""
+    """Suppress a warning that is caused only by this module. Python 3.12 warns if a process with threads forks. Forks by this module are
+    safe, as explained in the module's docstring."""
     if sys.version_info >= (3, 12):
         warnings.filterwarnings(
             "ignore",

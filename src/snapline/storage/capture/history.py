@@ -11,7 +11,7 @@ The bytes of overwritten or deleted records remain in old segments as *dead byte
 capture rewrites the whole list. A rewrite costs at most twice the dead bytes, so rewrites multiply the cost of each edit by at most a
 constant factor. A capture that rewrites the list pauses the agent for the time that encoding the whole list takes.
 
-The list is also rewritten if there is no log. This is the case at the first capture, after `clear` or `reverse`, and after so many edits
+The list is also rewritten if there is no log. There is no log at the first capture, after `clear` or `reverse`, and after so many edits
 that encoding them would cost more than encoding the list. The list is also rewritten if the base is not the base of the last capture and
 lacks a segment whose bytes have been dropped.
 
@@ -26,8 +26,9 @@ records adds one small segment. After ten thousand captures, a checkpoint would 
 each capture, all bytes would be written each time.
 
 So small segments are merged with neighbours of similar size, as in a log-structured merge tree. The target size of a segment is called M. A
-segment of at least M/2 bytes is *full*, and is never merged again. All other segments are *open*. They are divided into tiers, where the
-segments of each tier are eight times as large as those of the tier below. Only the segments after the last full segment are merged:
+segment of at least M/2 bytes is *full*, and is never merged again. All other segments are *open*. Open segments are divided into tiers,
+where the segments of each tier are eight times as large as those of the tier below. Only the segments after the last full segment are
+merged:
 
 - If the last eight or more segments are of one tier or lower tiers, they are merged into one segment.
 - If the open segments together exceed M, the first of them are merged into a full segment.
@@ -38,14 +39,14 @@ captures. Invariants: (1) the concatenated contents always encode the same list.
 there are never more than `OPEN_SEGMENTS_MAX` of them. (3) Of any two neighbours among all other segments, at least one is full. So there
 are at most 4 · total / M + 1 other segments, and about total / M if all segments were appended in order.
 
-Bytes stay in memory only as long as they may be needed: the bytes of open segments for merging, and the bytes of a full segment until a
-base contains it. In the base's table, a segment is identified by its token, and a merged segment gets a new token.
+Bytes stay in memory only as long as they may be needed. Open segments need their bytes for merging, and full segments need them until a
+base contains the segment. In the base's table, a segment is identified by its token, and a merged segment gets a new token.
 
 **Frozen records.** A history encodes each record only once. If a record contained a list that was changed later, checkpoints would silently
 keep the old contents. So mutable records are refused when they are added.
 
 Inspecting each record would cost more than adding it to the list. So for a frozen struct or dataclass, the declared field types are
-inspected once. If they exclude mutable values, further records of the same type are accepted without inspection.
+inspected once. If the declared types exclude mutable values, further records of the same type are accepted without inspection.
 """
 
 import dataclasses
@@ -133,7 +134,7 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
 def first_open_index(segments: list[Segment], target_bytes: int) -> int:
     """Return the index of the first open segment, or the number of segments if none is open.
 
-    A segment without bytes is never open. It was full when its bytes were dropped, even if M has grown since then.
+    A segment without bytes is never open. Such a segment was full when its bytes were dropped, even if M has grown since then.
     """
     index = len(segments)
     while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
@@ -540,8 +541,8 @@ class History(MutableSequence[T], Generic[T]):
     def capture(self, base: ChunkTable | None) -> CapturedPart:
         """Return the history as a part of an image. The part contains the bytes of all segments except those that are in the base.
 
-        The returned bytes never change. This method must be called between two turns. It may be called any number of times, whether or not
-        an epoch completes. A segment's bytes are returned until a base contains the segment.
+        The returned bytes never change. This method must be called between two turns. The method may be called any number of times, whether
+        or not an epoch completes. A segment's bytes are returned until a base contains the segment.
 
         Raises:
             EncodingError: If a record cannot be encoded. The history is unchanged.
@@ -587,7 +588,7 @@ class History(MutableSequence[T], Generic[T]):
         """Return the history whose segments have been read into `buffer`, verified and concatenated.
 
         Args:
-            record_type: the declared type of the records. If it is Any, the records are decoded as plain values.
+            record_type: the declared type of the records. If the record type is Any, the records are decoded as plain values.
             part: the checkpoint's part that contains the history.
             buffer: bytes of all segments, which the history does not need after this call.
 
@@ -624,7 +625,7 @@ class History(MutableSequence[T], Generic[T]):
         return history
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from tokens to the chunks that were restored. It must be part of the first base, so that no chunk is stored
+        """Return a map from tokens to the chunks that were restored. The map must be part of the first base, so that no chunk is stored
         again."""
         return dict(self._references)
 

@@ -53,7 +53,7 @@ class HistoryOperation(msgspec.Struct):
     Attributes:
         code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
         index: index of the first record that the operation affects.
-        count: number of records to delete. It is 0 for all other operations.
+        count: number of records to delete. The count is 0 for all other operations.
         records: the records to append, to insert or to put in place of others.
     """
 

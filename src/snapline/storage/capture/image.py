@@ -195,8 +195,8 @@ class ArenaBusyError(StoreError):
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer to use for `size_bytes` bytes, in bytes. It is a multiple of the page size. Except for very small
-    sizes, the result is at most an eighth larger than `size_bytes`."""
+    """Return the size of the buffer to use for `size_bytes` bytes, in bytes. The buffer size is a multiple of the page size. Except for
+    very small sizes, the result is at most an eighth larger than `size_bytes`."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
@@ -359,7 +359,7 @@ class ArenaPool:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory. If it is large enough, it uses huge pages. The memory is unmapped as soon as it has no more views.
+    """Return zero-filled private memory. Large memory areas use huge pages. The memory is unmapped as soon as it has no more views.
 
     Raises:
         StoreError: If the machine is out of memory.

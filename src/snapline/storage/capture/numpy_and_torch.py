@@ -62,8 +62,8 @@ def head_of(tensor: Any) -> bytes:
 
 
 def bytes_of(tensor: Any) -> Any:
-    """Return the bytes of a tensor in C order, as a flat ndarray of uint8. The array is a view if the tensor is contiguous and on the CPU.
-    Otherwise it is a copy.
+    """Return the bytes of a tensor in C order, as a flat ndarray of uint8. The array is a view if the tensor is contiguous and on the CPU,
+    and otherwise a copy.
 
     Raises:
         NotImplementedError: If the tensor cannot be saved.

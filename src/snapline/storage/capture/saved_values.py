@@ -1,14 +1,14 @@
 """Saved states as trees of plain values, which can be read without the classes of the saved objects. A value is read only when it is used.
 
 Dicts, lists and scalars are decoded directly. Values that MessagePack does not support are represented by objects of the classes below.
-Such an object knows its size and its chunks, and reads its bytes on request. So two states with gigabytes of arrays can be compared by
-comparing the digests of their chunks. This module needs neither NumPy nor torch, loads no pickles, and creates no random generators.
+Each of these objects knows its size and its chunks, and reads its bytes on request. So two states with gigabytes of arrays can be compared
+by comparing the digests of their chunks. This module needs neither NumPy nor torch, loads no pickles, and creates no random generators.
 
 `saved_value_formats.py` converts such a tree to readable text, to JSON, or to the values themselves.
 
 **Records as keys.** The keys of a map may be records, for example if a state contains a `dict[Point, int]`. msgspec decodes such a record
-as a dict, but a dict cannot be a key. So this module converts such a key to a tuple of (name, value) pairs. It splits only maps and arrays
-itself, and passes all other values to msgspec. This method is slow, so it is used only if msgspec has failed.
+as a dict, but a dict cannot be a key. So this module converts such a key to a tuple of (name, value) pairs. The decoder splits only maps
+and arrays itself, and passes all other values to msgspec. The decoder is slow, so it is used only if msgspec has failed.
 """
 
 import math
@@ -183,7 +183,7 @@ class SavedArray:
         return math.prod(self.shape)
 
     def in_memory(self) -> "SavedArray":
-        """Read the whole array into memory. This is for callers that read many single values."""
+        """Read the whole array into memory, for callers that read many single values."""
         content = Content(self.content.whole(), None, _refuse_to_read)
         return SavedArray(ArrayHead(self.dtype, self.shape, order=self.order), content, is_tensor=self.is_tensor)
 

@@ -9,8 +9,10 @@ The solution: a `TorchState` refers to the live objects and copies nothing. At a
 state dictionaries of the live objects. Tensors in the result become parts of the image, like any other tensors. A decoded `TorchState` is
 not live: it contains the saved data until the agent has rebuilt the model and the optimizer and has called `load_into`.
 
-- A *live* state was created by `of(model, optimizer)`, or its method `load_into` has been called. Its `record()` reads the live objects.
-- A *held* state was decoded from a checkpoint. Its `record()` returns the saved data, so the state may be captured again immediately.
+- A *live* state was created by `of(model, optimizer)`, or its method `load_into` has been called. The `record()` of a live state reads the
+  live objects.
+- A *held* state was decoded from a checkpoint. The `record()` of a held state returns the saved data, so the state may be captured again
+  immediately.
 
 Invariants:
 
@@ -77,7 +79,7 @@ class TensorPlaces:
         self._places: dict[_Memory, _Path] = {}
 
     def earlier(self, tensor: Any, path: _Path) -> _Path | None:
-        """Return the path under which the tensor is already known. If it is not known yet, remember `path` and return None.
+        """Return the path under which the tensor is already known. If the tensor is not known yet, remember `path` and return None.
 
         Raises:
             NotImplementedError: If the tensor is already in a different section, or if it cannot be saved.
@@ -150,7 +152,7 @@ def _fold_dict(value: Any, path: _Path, places: TensorPlaces) -> Any:
 
 
 def _step(key: object) -> object:
-    """Return the step that represents a key in a path. This is the key itself if decoding preserves it, and otherwise the key's repr."""
+    """Return the step that represents a key in a path: the key itself if decoding preserves it, and otherwise the key's repr."""
     return key if type(key) in (str, int) else repr(key)
 
 
@@ -374,8 +376,8 @@ class TorchState:
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """Return all tensors of the record, with tied tensors only once. They are needed to find other values in the state that share their
-        memory.
+        """Return all tensors of the record, with tied tensors only once. The tensors are needed to find other values in the state that
+        share their memory.
 
         If a value cannot be saved, the list ends before it, and encoding the state will raise an error.
         """
@@ -415,7 +417,7 @@ class TorchState:
 
     @classmethod
     def from_record(cls, record: Any) -> "TorchState":
-        """Return the state that a decoded record represents. It uses the record's tensors directly.
+        """Return the state that a decoded record represents. The state uses the record's tensors directly.
 
         Raises:
             EncodingError: If `record` was not created by a `TorchState`.

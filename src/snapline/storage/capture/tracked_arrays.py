@@ -1,4 +1,4 @@
-"""Arrays whose capture cost depends only on the changes. Their memory is tracked for writes, or the user marks the changes.
+"""Arrays whose capture cost depends only on the changes. Either the kernel reports writes to their memory, or the user marks the changes.
 
 - `tracked_array`: the kernel reports writes to the array's memory, which this package has mapped (`write_tracking.py`). The memory is
   registered at the first capture. Without support by the kernel, and below a minimum size, the result is an ordinary array, which captures
@@ -218,7 +218,7 @@ class Tracker(ABC):
         name: description of the array for error messages and logs.
         chunk_bytes: chunk size at the last capture, or 0 before the first capture.
         clean: for each chunk, the entry that is returned if the base contains the chunk. The entry has the token of the content at the last
-            capture. The entries are shared with images, so they must never be changed. It is empty before the first capture.
+            capture. The entries are shared with images, so they must never be changed. The list is empty before the first capture.
         numbers: iterator over fresh tokens for this array.
     """
 
@@ -264,8 +264,8 @@ class Tracker(ABC):
 
         Args:
             base: table of the chunks of the last complete epoch, or None if there is none.
-            chunk_bytes: size of all chunks except the last. If it differs from the chunk size of the previous capture, every chunk counts
-                as changed.
+            chunk_bytes: size of all chunks except the last. If the chunk size differs from the previous capture, every chunk counts as
+                changed.
 
         Raises:
             UsageError: If the array no longer exists, or if `checking` is on and a write was not marked.
@@ -289,7 +289,8 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start to track changes. This method is called after all chunks have got tokens. It is called again if the chunk size changes."""
+        """Start to track changes. This method is called after all chunks have got tokens. The method is called again if the chunk size
+        changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
@@ -404,13 +405,14 @@ class MarkTracker(Tracker):
 
     Attributes:
         row_bytes: size of a row in bytes, which is used in error messages.
-        dirty: for each chunk, whether it has been marked since the last capture. It is None before the first capture.
+        dirty: for each chunk, whether it has been marked since the last capture. `dirty` is None before the first capture.
         seen, marked: if `checking` is on, the bytes at the last capture, and for each byte whether it has been marked since then. Otherwise
             None.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
-        """Create the tracker. `shown` is the array that was marked. If it covers the whole memory, error messages refer to its rows."""
+        """Create the tracker. `shown` is the array that was marked. If `shown` covers the whole memory, error messages refer to its
+        rows."""
         is_whole = shown.nbytes == root.nbytes and shown.flags.c_contiguous
         shown = shown if is_whole else root
         super().__init__(root, shown)
@@ -567,7 +569,8 @@ def assume_stored(
         chunk_bytes: size of these chunks in bytes.
 
     Returns:
-        An empty dict if the array is not tracked or was cut into chunks of another size. Its first capture then copies the whole array.
+        An empty dict if the array is not tracked or was cut into chunks of another size. If so, the array's first capture copies the whole
+        array.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -599,8 +602,8 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
     """Mark rows of an array as changed, so that later captures copy only marked rows.
 
     The first mark is a promise to mark all later writes to the array. After the next capture, a write without a mark is not captured, and
-    is lost in a recovery. So mark every write before the end of the turn. In tests, use `checking(True)` to find missing marks. It is
-    harmless to mark more than has changed. If the state's array is replaced by a new array object, the promise does not hold for the new
+    is lost in a recovery. So mark every write before the end of the turn. In tests, use `checking(True)` to find missing marks. Marking
+    more rows than have changed is harmless. If the state's array is replaced by a new array object, the promise does not hold for the new
     array until its first mark. Marks work only for whole arrays in C order. Marks made through views of such an array count, too. Arrays
     from `tracked_array` need no marks and ignore marks.
 

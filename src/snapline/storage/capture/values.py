@@ -12,11 +12,11 @@ a body.
     7  torch.Tensor    like an array, but with torch's name of the dtype
     8  Blob            the blob's bytes.
 
-Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. Both codes are handled by `encoder.py` and
+Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. Codes 2 and 6 are handled by `encoder.py` and
 `decoder.py`. Values of all other types are encoded completely, both in states and in messages.
 
 The rule of this module: a value is either restored as an equal value of the same class, or refused when it is saved (G3). So instances of
-subclasses that would lose their class are refused. This check imports no modules, because there are no instances of a type whose module is
+subclasses that would lose their class are refused. The check imports no modules, because there are no instances of a type whose module is
 not loaded. No code from the saved data is run, except when a pickle is loaded with permission.
 
 **Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes. As long as an agent keeps the
@@ -126,13 +126,13 @@ class Blob:
         return blob
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from tokens to the chunks that were restored. It must be part of the first base, so that no chunk is stored
+        """Return a map from tokens to the chunks that were restored. The map must be part of the first base, so that no chunk is stored
         again."""
         return dict(enumerate(self._references, self._token))
 
 
 def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
-    """Return the blob's chunks, all of them without bytes, if the base contains all of them. Otherwise return an empty list."""
+    """Return the blob's chunks, all of them without bytes, if the base contains all of them, and otherwise an empty list."""
     chunks: list[SourceChunk] = []
     known = {} if base is None else base.by_token
     rest = size_bytes

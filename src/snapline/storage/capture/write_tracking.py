@@ -10,8 +10,8 @@ both. If a page is copied after a scan and before the next write, the copy conta
 
 Invariants:
 
-1. Between the end of `arm` and `close`, if a scan does not report a page, the page has not been written since the previous scan, or since
-   `arm` if there was no previous scan.
+1. Between the end of `arm` and `close`, if a scan does not report a page, the page has not been written since the previous scan (or since
+   `arm`, at the first scan).
 2. A page that was never touched contains zeros. `WP_UNPOPULATED` also arms such pages, so the first write to them is reported.
 3. Handles belong to a single process. After `fork()`, the memory of the child is not registered, and the handles inherited by the child
    still refer to the memory of the parent. So a tracker is valid only in the process in which it was armed (`is_armed`).
@@ -196,8 +196,8 @@ class WriteTracker:
         and a word that is not used.
 
         Raises:
-            ExternalFailureError: If the scan fails. It is then unknown which pages were written. In this case, treat all pages as written,
-                and call `close`.
+            ExternalFailureError: If the scan fails. After a failed scan, it is unknown which pages were written. So treat all pages as
+                written, and call `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
