@@ -19,8 +19,8 @@ The rules use the terms defined in `docs/protocols.md`:
    "recovery" may begin and complete before the plan is committed. This epoch contains the surviving states, and becomes the plan's recovery
    line. A restore is a plan that also makes all complete epochs above its recovery line permanently void.
 4. *Membership.* Epoch e contains the agents that were created before e and not removed before e. Agents created while epoch e was open are
-   *unborn* in e. If the manifest of e names an unborn agent, a recovery to e brings the agent back, because the message that creates it is
-   in transit in e. A member of e is also unborn if its creation is in transit or is still pending in its parent's checkpoint.
+   *unborn* in e. If the manifest of e names an unborn agent, the message that creates this agent is in transit in e. So a recovery to e
+   brings the agent back. A member of e is also unborn if its creation is in transit or is still pending in its parent's checkpoint.
 5. *Requests* are applied once. If a client repeats a request with the same sequence number and digest, it receives the same result. The
    table of results is part of the state, so every replica gives the same answer. A client has at most `RESULTS_KEPT` outstanding requests.
    A request older than the client's last `RESULTS_KEPT` results is refused, because the state no longer shows whether the request was
@@ -325,7 +325,8 @@ class FleetState(FleetView):
         return ""
 
     def _restore_membership(self, line: int, unborn: list[str]) -> None:
-        """Undo the agent creations and removals after the recovery line (rule 3), but keep agents that are unborn in that epoch (rule 4).
+        """Undo agent creations and removals that happened after the recovery line (rule 3). Keep agents that are unborn in that epoch (rule
+        4).
 
         An agent that left before the line stays removed, and its id is not reused.
         """

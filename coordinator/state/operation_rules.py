@@ -7,12 +7,12 @@ are created later.
 
 *Deaths* of processes during turns are counted, so that a message that crashes its process is not delivered forever. While a turn runs, its
 host keeps a record of the turn outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's
-next process or the launcher reports this record, and the death is counted for that turn. Each plan contains the counts, so that hosts
+next process or the launcher reports this record. The death is then counted for that turn. Each plan contains the counts, so that hosts
 receive them. A message whose count exceeds the limit becomes a dead letter without another turn. The death of a host's process is counted
 only once, even if several processes report it.
 
-When a turn succeeds, its count is reset. If a host's process ends between turns, the counts of all agents on the host are reset, because
-the next process may run different code.
+When a turn succeeds, its count is reset. If a host's process ends between turns, the next process may run different code. So the counts of
+all agents on the host are reset.
 
 If several turns were running when the process died, the death is counted for each of them. Exception: if turns on the event loop that
 already have a count were running, only these turns are counted. Turns in threads run for a long time and are less likely to be the cause.
@@ -29,7 +29,7 @@ Admitted and refused calls are kept in separate tables, so that a user without r
 tables are bounded. A host that exceeds its share of a table displaces only its own entries. Calls are numbered consecutively, so dropped
 records can be counted.
 
-*Placement* of the agents is computed by a pure function when a plan is committed, so the result is the same on every replica.
+*Placement* of the agents is computed by a pure function when a plan is committed, so every replica computes the same placement.
 """
 
 import heapq
@@ -398,8 +398,8 @@ def place(
     If a placement rule names an agent, the agent may run only on the rule's hosts, unless none of them is in `hosts`. Other agents may run
     on any host. An agent stays on its current host if it may run there. With `is_even`, the agent must move if the host already has its
     share of agents. The remaining agents are placed in the given order, but agents that a rule names are placed first. An agent is placed
-    on the permitted host with the least weight so far, or in a tie, on the first host by name. So if a host receives an agent without a
-    rule, the host's weight exceeds the lightest host's weight by at most the weight of the heaviest moved agent.
+    on the permitted host with the least weight so far, or in a tie, on the first host by name. So the weight of a host that receives an
+    agent without a rule exceeds the smallest weight of any host by at most the heaviest moved agent.
 
     Args:
         agents: pairs of an agent and its current host (or ""), in an order that is the same on every replica.

@@ -6,8 +6,8 @@ Each message is one line of JSON. The launch agent's first message is a greeting
 so the launcher skips them. A connection uses the standard streams of a program such as `ssh`.
 
 A broken connection does not mean that the processes have ended, so the client reconnects and resends its requests. Every request to a
-launch agent can be repeated safely. The client waits for a process's exit until the launch agent reports it or a failed connection shows
-that the launch agent has exited.
+launch agent can be repeated safely. The client waits for a process's exit until the launch agent reports the exit, or until a failed
+connection shows that the launch agent has exited.
 """
 
 import asyncio

@@ -10,11 +10,11 @@ module computes:
   latest checkpoint with this number when the cut is added.
 - Messages. Each send of a message has one arrow. If the message is received again after a recovery, its arrow has several heads.
 
-An event of an agent is *inside* a cut if it precedes the agent's checkpoint in the cut, and was not undone before that checkpoint was
-taken. For a set of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1). A message is *in transit* if a cut
-contains its send but not its receive (G2). A message that is neither an orphan nor in transit is *undone* if a recovery has undone its
-send, and *ordinary* otherwise. The caller may specify additional orphans. A cut that does not contain both the sender and the receiver does
-not affect the message's state.
+An event is *inside* a cut if it precedes its agent's checkpoint in the cut, and was not undone before that checkpoint was taken. For a set
+of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1). A message is *in transit* if a cut contains its send
+but not its receive (G2). A message that is neither an orphan nor in transit is *undone* if a recovery has undone its send, and *ordinary*
+otherwise. The caller may specify additional orphans. A cut that does not contain both the sender and the receiver does not affect the
+message's state.
 
 Vector clocks, and logs for ShiViz
 ----------------------------------
@@ -55,9 +55,8 @@ class PastEvents:
         _undone_at: for each position, the position of the recovery that undid its event, or 0 if the event was not undone. A recovery at
             position 0 has no earlier events to undo.
         _histories: for each agent, the positions of its events that have not been undone.
-        _starts: for each agent, its checkpoints in ascending order, as pairs of a checkpoint number and the number of surviving events up
-            to that checkpoint. Events before the first known checkpoint belong to checkpoint 0, because a trace need not start at the
-            beginning.
+        _starts: for each agent, its checkpoints in ascending order, each with its number and the number of surviving events up to it.
+            Events before the first known checkpoint belong to checkpoint 0, because a trace need not start at the beginning.
         _latest: for each agent and checkpoint number, the position of the latest checkpoint with this number.
         _sent: the latest send of each message.
         _messages: all messages, in the order of their sends.

@@ -3,8 +3,8 @@
 The events come from an external trace, a recording of the simulator, or traces of hosts.
 
 A scene has one lane for each agent, with the agent's events from left to right. Messages are arrows, checkpoints are marks, and a cut is a
-line through one checkpoint of each agent. The horizontal coordinate of each part is its *place*, a number that never decreases along a
-lane, or from a send to its receive. A place is a position in the order of events, a column number, or a time in nanoseconds. Other modules
+line through one checkpoint of each agent. The horizontal coordinate of each part is its *place*. This number never decreases along a lane,
+or from a send to its receive. A place is a position in the order of events, a column number, or a time in nanoseconds. Other modules
 convert their data to a `Scene`, which the module `svg` draws. Relative to a cut, a message has one of three states (Chandy and Lamport
 1985, section 2):
 
@@ -41,7 +41,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint in the diagram.
 
     Attributes:
-        number: number of the checkpoint, or None if the picture should not show it.
+        number: number of the checkpoint, or None if the number means nothing to readers.
         is_useless: whether the checkpoint is part of a Z-cycle.
         is_obsolete: whether no future recovery line can contain the checkpoint.
         words: additional description of the checkpoint.

@@ -79,7 +79,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
     Args:
         analysis: analysis of `trace`.
         width: number of characters in a row; at least `WIDTH_MIN`.
-        agents_max: maximum number of rows. Agents that are rolled back are shown first.
+        agents_max: maximum number of rows. Agents that are rolled back take precedence.
     """
     traced = AnalyzedTrace(trace, analysis)
     agents = _choose(traced, agents_max)

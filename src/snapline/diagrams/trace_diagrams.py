@@ -3,8 +3,8 @@
 `AnalyzedTrace` creates a scene with the position of every event and the effects of the recovery line. Time is logical: an event's
 *position* is its index in `trace.events`. The events are in causal order, so every arrow points to the right. The initial checkpoints are
 at position -1, before all events. Live states are drawn after all events, at the position that equals the number of events. The states of
-messages relative to the recovery line are defined in `scene`, except for orphans. In these diagrams, an *orphan* forces its receiver to
-roll back, because its send was undone in an earlier round of the domino effect than its receive.
+messages relative to the recovery line are defined in `scene`, except for orphans. In these diagrams, an *orphan* is a message whose send
+was undone in an earlier round of the domino effect than its receive. An orphan forces its receiver to roll back.
 
 `analysis_html` creates a page on which readers select the agents that fail, and step through the rounds of the domino effect. The page
 needs no network access. The page contains the picture for a failure of all agents, the trace as columns of numbers, and a script

@@ -6,12 +6,12 @@ module has one rank for each seed. All seeds are computed simultaneously, as the
 
 The method. This module uses the push operation of Andersen, Chung and Lang, "Local Graph Partitioning using PageRank Vectors" (FOCS 2006),
 without their lazy walk. Each module has a *rank* (mass that has stopped) and a *residual* (mass that is still to be pushed). A push removes
-a module's residual, adds the stopping part to the module's rank, and sends the rest in equal shares along the module's imports. After each
+a module's residual and adds the stopping part to the module's rank. The rest is sent in equal shares along the module's imports. After each
 push, *true rank = rank + sum over all modules of residual times the module's own personalised rank*. Mass in transit is residual mass that
 has not arrived yet.
 
 The order of the pushes. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed,
-nearby shards would exchange tiny amounts, and each exchange would cost as much as one of a large amount. So shards proceed in rounds, and
+nearby shards would exchange tiny amounts of mass, each in a message that costs as much as a large one. So shards proceed in rounds, and
 each shard synchronizes only with its neighbours. The rounds implement the local synchronizer of Awerbuch, "Complexity of Network
 Synchronization" (Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round
 k (0, 1, …), a shard pushes each of its residuals once, and sends the same number of messages to every neighbour. Some messages contain no
@@ -28,8 +28,8 @@ the residuals of each seed add up to at most `tolerance`, and the shards stop. F
     pushes = shards * batches * rounds,
     messages = ordered pairs of neighbours * batches * (parts in each round, added up),
 
-(`pushes_in_all`, `messages_in_all`). The ranks, too, are exactly the same for every order of events and every number of shards, because
-each round depends only on the complete residuals of the previous round.
+(`pushes_in_all`, `messages_in_all`). Each round depends only on the complete residuals of the previous round. So the ranks are exactly the
+same for every order of events and every number of shards.
 
 Integers. Each seed starts with UNIT = 2**52 units of mass. Each of a module's d imports receives floor(17 r / (20 d)) units of the module's
 residual r. The remainder is added to the module's rank. So for every seed, and at every consistent cut, the following equation holds
@@ -40,8 +40,8 @@ exactly:
 A single lost, duplicated or invented message violates the equation.
 
 The error. Because of rounding down, each push retains less than one additional unit per import. `rounded` counts the retained mass in units
-of 1/20. Each unit that has stopped too early or is still residual changes any entry in its seed's column by at most one unit. So at the
-end, the error for each seed satisfies
+of 1/20. A unit that has stopped too early, or is still residual, changes any entry in its seed's column by at most one unit. So at the end,
+the error for each seed satisfies
 
     |rank / UNIT - true rank| <= (sum of residuals + sum of rounded / 20) / UNIT
 

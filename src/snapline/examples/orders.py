@@ -4,8 +4,8 @@ or created.
 For each order, the ledger sends the customer's money to a worker. The worker looks up the price and keeps this amount. The worker returns
 the change and spawns a receipt agent that holds the fee. The receipt agent sends the fee to the ledger and stops. Some orders always fail,
 and end as dead letters that contain their money. Workers sometimes fail, and their turns are then retried. In every consistent cut, the
-money in balances, tills, receipts, dead letters and messages in transit must add up to the customers' initial money. At the end, each order
-has been completed, rejected or dead-lettered exactly once.
+total amount of money equals the customers' initial money. It consists of balances, tills, receipts, dead letters and messages in transit.
+At the end, each order has been completed, rejected or dead-lettered exactly once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
 """

@@ -1,8 +1,8 @@
 """A research team of agents. A planner explores a dictionary, searchers look up terms, and a writer summarizes the results.
 
-The planner's plan is a single durable turn with at least twenty steps. For each term, the planner calls a searcher, asks a language model
-for a summary in one sentence, and adds the article's references to the terms to look up. If a host crashes during the turn, no answer that
-was already received is lost.
+The planner's plan is a single durable turn with at least twenty steps. For each term, the planner calls a searcher and asks a language
+model for a summary in one sentence. The article's references are added to the terms to look up. If a host crashes during the turn, no
+answer that was already received is lost.
 
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'

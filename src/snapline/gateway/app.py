@@ -258,8 +258,8 @@ class Gateway:
         return self._restricted_to_own_site(guarded)
 
     def _restricted_to_own_site(self, handler: Handler) -> Handler:
-        """Return the handler with an additional check of the request's origin. If no token is required, a request is rejected if it is
-        addressed to a different host name or comes from a page of another site."""
+        """Return the handler with an additional check of the request's origin. Without a token, a request is rejected if it is addressed to
+        a different host name or comes from a page of another site."""
         if self._token:
             return handler
 

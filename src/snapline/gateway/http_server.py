@@ -215,6 +215,6 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def has_no_site_header(request: Request) -> bool:
-    """Return whether the request contains no header that identifies the site of the requesting page, as for programs, old browsers and
+    """Return whether the request lacks a header that identifies the requesting page's site. This is the case for programs, old browsers and
     typed URLs."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

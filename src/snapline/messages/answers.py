@@ -186,8 +186,8 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
         void_epochs: complete epochs after the snapshot. The restore discards them.
         agents_gone: agents created after the snapshot. The restore removes them.
         agents_back: agents that have left since the snapshot. The restore brings them back.
-        inputs: for each agent, the inputs that it consumed after the snapshot. These inputs are delivered again, or dropped if
-            `is_dropping_inputs` is set.
+        inputs: for each agent, the inputs that it had not consumed yet when the snapshot was taken. These inputs are delivered again, or
+            dropped if `is_dropping_inputs` is set.
         effects: external effects since the snapshot. The restore does not undo them.
     """
 

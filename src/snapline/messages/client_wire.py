@@ -1,8 +1,8 @@
 """Wire format of the inputs and questions that clients send to a host, and of the host's answers.
 
 A request with inputs is a stream of messages of about 1 MiB each. Larger inputs are split into parts. A reader counts the entries of a
-large message before parsing it. The cost is bounded, because a request contains at most `INPUTS_MAX` inputs, whose total payload is at most
-the maximum size of a message between agents.
+large message before parsing it. The cost is bounded: a request contains at most `INPUTS_MAX` inputs, and their total payload is at most the
+maximum size of a message between agents.
 
 The answer to a question is a JSON document, which is split into parts of 1 MiB.
 """

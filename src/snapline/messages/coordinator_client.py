@@ -4,8 +4,7 @@ snapline's own errors.
 Hosts use an `Attend` stream instead (`agent_runtime/`). Hosts and tools use `ReplicaChoice` to choose which replica to call next.
 `ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. The leader's internal address may be
 unreachable from another network, although the leader's configured address is reachable. The client therefore calls the returned address
-first. If the returned address does not reply, the client calls the configured addresses in turn, and ignores the returned address until it
-has called each of them.
+first. If the returned address does not reply, the client first calls each configured address before it calls the returned address again.
 """
 
 import asyncio
@@ -152,8 +151,8 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """Create a client. `on_trouble` is called with a sentence for users if a call was retried for `TROUBLE_S` because no replica
-        replied or none was the leader."""
+        """Create a client. If a call was retried for `TROUBLE_S` because no replica replied or none was the leader, `on_trouble` is called
+        with a sentence for users."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()

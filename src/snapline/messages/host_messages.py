@@ -436,7 +436,7 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 class Plan(Directive, frozen=True, gc=False):
     """A recovery plan. `logs` contains logs of earlier plans, if hosts may still write to them or they contain a known batch.
 
-    Inputs that were logged after the recovery line are dropped if their log belongs to a plan whose number is lower than `drop_before`.
+    Inputs that were logged after the recovery line are dropped if their log belongs to a plan with a number below `drop_before`.
     """
 
     number: int
@@ -467,11 +467,11 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may contain agents and, for each agent, the
-    number of the last input that it had consumed in the epoch.
+    """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may list agents, each with the number of the
+    last input that the agent had consumed in the epoch.
 
-    `emitters` and `outputs` contain agents and, for each agent, the number of the last output that it had emitted in the epoch. Emitters
-    and outputs are sent in a second `EndEpoch` when the outputs of the epoch are released.
+    `emitters` and `outputs` list agents, each with the number of the last output that the agent had emitted in the epoch. `emitters` and
+    `outputs` are sent in a second `EndEpoch` when the outputs of the epoch are released.
     """
 
     epoch: int
@@ -610,7 +610,7 @@ class Quiesced(HostMessage, frozen=True, gc=False):
 
 
 class WantLeave(HostMessage, frozen=True, gc=False):
-    """Report that the host is about to stop, and waits for a snapshot that contains all work of its agents."""
+    """Report that the host wants to stop and waits for a snapshot that contains all work of its agents."""
 
     reason: str = ""
 

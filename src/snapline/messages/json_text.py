@@ -1,8 +1,8 @@
 """Validation of untrusted JSON from HTTP request bodies and command-line arguments.
 
 JSON parsers differ in what they accept. An unusual value that one parser accepts may cause a failure later. So this module rejects text
-that is not UTF-8, numbers that JSON or a message cannot represent (such as NaN and infinity), duplicate keys in an object, and excessive
-nesting. The error message is a single sentence.
+that is not UTF-8, duplicate keys in an object, and excessive nesting. It also rejects numbers that JSON or a message cannot represent, such
+as NaN and infinity. The error message is a single sentence.
 """
 
 import json

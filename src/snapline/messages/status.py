@@ -361,8 +361,7 @@ class AskedReplica(msgspec.Struct, frozen=True):
 class SnapshotOutcome(msgspec.Struct, frozen=True):
     """Outcome of a snapshot request. `epoch` is 0 if no epoch was started.
 
-    If `is_complete` is true and `reason` is not empty, `epoch` is an earlier epoch, because the recovery line has not advanced since that
-    epoch.
+    If `is_complete` is true and `reason` is not empty, `epoch` is an earlier epoch, after which the recovery line has not advanced.
     """
 
     epoch: int

@@ -2,8 +2,9 @@
 names.
 
 The cores use msgspec structs. Protobuf is used only on the wire and in the log. A struct and the corresponding protobuf message have the
-same field names. A scalar is copied, a tuple becomes a repeated field, a dict becomes a map (decoded in sorted order), a struct becomes a
-nested message, and None becomes an absent field. A conversion function is compiled for each class when the class is first used.
+same field names. A tuple becomes a repeated field, a dict becomes a map that is decoded in sorted order, and a struct becomes a nested
+message. A scalar is copied, and None becomes an absent field. A conversion function is compiled for each class when the class is first
+used.
 """
 
 import types

@@ -14,7 +14,7 @@ are derived from these measurements:
   time R. Under koo-toueg, agents are blocked until the checkpoint round is decided, so D is used as the price C.
 
 *Other protocols* are not running, so only bounds on their costs can be given. If agents take checkpoints independently, each failure rolls
-back a share s of the agents by half of their interval, so the best interval is Daly's interval for C and M/s. For `bcs`, the range of s is
+back a share s of the agents by half of their interval. So the best interval is Daly's interval for C and M/s. For `bcs`, the range of s is
 taken from the patterns measured in docs/protocols.md. The cost of sender logs is unknown while the fleet writes no sender logs, so there is
 no upper bound. A different protocol is therefore advised only if there is direct evidence against the current protocol:
 
@@ -41,8 +41,7 @@ then by communication-induced protocols.
 *Mean time between failures.* Memoryless failures form a Poisson process. So the exact confidence limits for the failure rate follow from
 the observed number of failures (Garwood, Biometrika 28, 1936). If the true rate equals the lower limit, the probability of observing at
 least this number of failures is 2.5 %. If the true rate equals the upper limit, the probability of observing at most this number of
-failures is 2.5 %. If no failure was observed during a time t, the mean time between failures exceeds t / 3.0 with 95 % confidence (rule of
-three: e^-3 = 5 %).
+failures is 2.5 %. If no failure was observed during a time t, the mean exceeds t / 3.0 with 95 % confidence (rule of three: e^-3 = 5 %).
 """
 
 import math
@@ -86,8 +85,8 @@ class Mtbf(msgspec.Struct, frozen=True):
     Attributes:
         mean_s: the mean, or None if no failure has occurred yet.
         low_s, high_s: 95 % confidence limits. `high_s` is infinite if no upper limit is known.
-        failures, observed_s: the number of failures and the observation time from which the mean was computed, or 0 and 0 if the user
-            declared the mean.
+        failures, observed_s: the number of failures and the observation time from which the mean was computed. Both are 0 if the mean was
+            declared by the user.
     """
 
     mean_s: float | None

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, not only causal paths. RDT
 implies that no checkpoint is useless (G6). The vectors alone determine the earliest and the latest consistent cut that contains a given
-checkpoint. A Z-path is not causal if some agent sends a message of the path *before* it receives the path's previous message, and both
-events are in the same interval. So each protocol forces a checkpoint between certain sends and receives:
+checkpoint. A Z-path is not causal if some agent sends a message of the path *before* it receives the previous message of the path in the
+same interval. So each protocol forces a checkpoint between certain sends and receives:
 
 - CAS (checkpoint after send) takes a checkpoint immediately after sends. Departure: a single checkpoint follows all sends of a turn,
   because no receive can occur between them. In a trace, where turns are unknown, a checkpoint follows each send.
@@ -43,8 +43,8 @@ agent keeps the following data in addition to the dependency vector:
 
 A message forces a checkpoint in either of two cases:
 
-- The message reports a newer interval of some agent k. Since its last checkpoint, the receiver has also sent a message to an agent l, but
-  the message's sender knows no causal path from k's interval to l.
+- The message reports a newer interval of some agent k. In addition, since its last checkpoint, the receiver has sent a message to an agent
+  l to which the sender knows no causal path from k's interval.
 - The message closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint, so it is not simple.
 
 These forced checkpoints ensure that for every Z-path, a causal path connects the same intervals. So RDT holds, which implies G6.
@@ -60,8 +60,8 @@ The following shows why deltas are correct (`piggyback` contains the general arg
 have not changed since the previous message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k
 can only gain bits. Merging respects this order, so merging the same entry again has no effect. In the first case, the message contains an
 entry that is higher than the receiver's entry. An omitted entry is never higher. The second case depends on entry i. If entry i is omitted,
-it equals entry i of an earlier message. If the second case applied to the earlier message, that message forced a checkpoint, so the
-receiver's vector[i] is now higher than the entry. If the second case did not apply then, it does not apply now.
+it equals entry i of an earlier message. If the second case applied to the earlier message, a checkpoint was forced. So the receiver's
+vector[i] is now higher than the entry. If the second case did not apply then, it does not apply now.
 """
 
 from typing import ClassVar

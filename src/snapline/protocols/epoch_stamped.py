@@ -6,13 +6,13 @@ and Lamport.
 Theory of operation
 -------------------
 The problem is to take one consistent cut of a running fleet for each epoch. Channels may open at any time, agents may join and leave, and
-turns may last minutes. Model: agents are crash-stop, channels are reliable and FIFO with messages numbered 1, 2, 3 and so on, turns are
-atomic, and there are no clocks. Epochs are numbered 1, 2, 3 and so on, in the order in which the coordinator begins them. Several epochs
+turns may last minutes. Model: agents are crash-stop, turns are atomic, and there are no clocks. Channels are reliable and FIFO, and number
+their messages 1, 2, 3 and so on. Epochs are numbered 1, 2, 3 and so on, in the order in which the coordinator begins them. Several epochs
 may be open at the same time. A message counts as *received* when a turn has consumed it, so a message in the mailbox is still in its
 channel. Below, r denotes `recorded`, the last epoch for which the agent has recorded its state.
 
 1. A message is stamped with the value of r when it leaves the outbox, and never with an epoch that the agent has not recorded yet.
-2. If an announcement by the host, a marker or a message refers to an epoch e > r, the agent *owes* e: it must record its state for e before
+2. If an announcement by the host, a marker or a message refers to an epoch e > r, the agent *owes* e. It must then record its state before
    its next turn. A message that refers to e waits in the mailbox until then.
 3. When the agent records its state for e, the same image serves all epochs from r + 1 to e. The channel state of each of these epochs x
    starts with the messages in the mailbox whose stamp is < x. Then r is set to e.
@@ -20,8 +20,8 @@ channel. Below, r denotes `recorded`, the last epoch for which the agent has rec
 5. On each channel that it has ever used, the agent sends a marker. The marker contains e and the number of the last message sent before the
    agent recorded its state. The marker follows all messages stamped < e, and may also follow later messages. When the receiver has the
    marker and has recorded its state, the number of received and recorded messages must equal the number in the marker.
-6. If an agent is created while an epoch is open, it is unborn in this epoch: it has sent and received no messages. Messages with a lower
-   stamp that reach the agent belong to the channel state, including the message that creates it.
+6. An agent that is created while an epoch is open is unborn in this epoch, so it counts as having sent and received nothing. Messages with
+   a lower stamp that reach the agent belong to the channel state, including the message that creates it.
 7. After an agent's leave is committed, the agent does not owe epochs that begin later.
 
 Correctness. G1: consider a message with stamp s >= x. Either the message was sent after its sender recorded x, or its sender is unborn in
@@ -30,9 +30,9 @@ recorded x. The message was either consumed before the receiver recorded x, or i
 (rule 4). The proof does not need markers, which only close channels early and serve as a check. An epoch is complete when the reported
 numbers match (`check_coverage`).
 
-Sources: Lai and Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987, in which each message carries the sender's
-colour, which corresponds to the epoch here. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time
-Approximation", JPDC 18, 1993, considers a snapshot complete when the message counts balance. The markers are those of Chandy and Lamport,
+Sources: Lai and Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987. Their messages carry the sender's colour, which
+corresponds to the epoch here. In Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC 18,
+1993, a snapshot is complete when the message counts balance. The markers are those of Chandy and Lamport,
 1985. Departures: several epochs may be open at the same time, one image serves all owed epochs, and agents may join and leave. Since
 channels are FIFO, message numbers replace the message counts, and every gap is detected (`EpochRecording`).
 
@@ -56,24 +56,22 @@ The caller's duties:
 One open epoch at one agent
 ---------------------------
 `EpochRecording` contains an agent's message numbers in one open epoch, and the channel states, which grow until each channel is closed
-(rules 3 to 5). The messages in a channel state have numbers that directly follow the last number received before the recording, and stamps
-lower than the epoch. The marker shows where the channel state ends. Any message or marker that violates these rules is an error of a peer
-or the link, and raises `ProtocolError`.
+(rules 3 to 5). The marker shows where the channel state ends. Any message or marker that violates these rules is an error of a peer or the
+link, and raises `ProtocolError`.
 
 Completeness of an epoch
 ------------------------
 An epoch is complete when the receivers' reports cover all channels that the senders have reported. The coordinator checks this with
-`check_coverage`. Each agent in an epoch reports the last number sent on each outgoing channel and the last number received on each incoming
-channel before it recorded its state. An agent also reports the current number of messages in each channel state. The channel i -> j is
-covered when received_j + recorded_j = sent_i. Mattern (JPDC 18, 1993) compares message counts. Here, message numbers serve as counts,
-because channels are FIFO. If received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state
-contains a message from outside the cut (G2). Both errors mean that a peer has violated the protocol, so the epoch is aborted and an alarm
-is raised.
+`check_coverage`. Each agent in an epoch reports, for the time when it recorded its state, the last number sent on each outgoing channel and
+received on each incoming channel. An agent also reports the current number of messages in each channel state. The channel i -> j is covered
+when received_j + recorded_j = sent_i. Mattern (JPDC 18, 1993) compares message counts. Here, message numbers serve as counts, because
+channels are FIFO. If received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state contains
+a message from outside the cut (G2). Both errors mean that a peer has violated the protocol, so the epoch is aborted and an alarm is raised.
 
 The *senders* determine which channels exist, because a receiver may not know a channel yet. So an epoch waits for a report from every agent
-to which a reported sender has sent messages, and from every agent that was a member when the epoch began. The caller checks the reports of
-the members. Sent numbers no longer change after the recording, and recorded counts only increase. So an outdated report may delay
-completion, but never leads to a wrong result.
+to which messages were sent, and from every agent that was a member when the epoch began. The caller checks the reports of the members. Sent
+numbers no longer change after the recording, and recorded counts only increase. So an outdated report may delay completion, but never leads
+to a wrong result.
 
 The caller's duties:
 
@@ -104,8 +102,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """A copy of the data that one agent has recorded for one epoch so far: its message numbers, and its channel states by sender and in
-    order."""
+    """A copy of the message numbers and channel states that one agent has recorded for one epoch so far."""
 
     epoch: int
     is_unborn: bool
@@ -346,8 +343,7 @@ class EpochStampedCore:
             directly follow it.
         _last_epoch: the last epoch that the agent may owe, if its leave is committed; otherwise None.
         _open: maps the number of each open epoch to its recording. The numbers are in ascending order, and all of them are <= `recorded`.
-        _early_markers: for each epoch above `recorded`, maps each sender to the number in its marker, if the marker arrived before this
-            agent recorded the epoch.
+        _early_markers: for each epoch that this agent has not recorded yet, maps each sender to the number in its early marker.
     """
 
     __slots__ = ("_early_markers", "_ended", "_last_epoch", "_open", "_settled", "agent", "owed", "recorded")
@@ -372,9 +368,9 @@ class EpochStampedCore:
         """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: there is a gap in a channel's numbers, a number in a marker does not match, a message with a lower stamp arrived
-                after the marker of an epoch, or an epoch number is too high. The error message contains the evidence. The core must not be
-                used afterwards.
+            ProtocolError: there is a gap in a channel's numbers, a marker contains an unexpected number, a message stamped below an epoch
+                arrives after its marker, or an epoch number is too high. The error message contains the evidence. The core must not be used
+                afterwards.
         """
         match event:
             case MessageArrived():

@@ -116,7 +116,7 @@ class Slurmds:
                 os.kill(pid, signal.SIGKILL)
 
     def remaining(self) -> list[int]:
-        """Return the ids of the steps and jobs of this cluster that are still running because their slurmd was killed."""
+        """Return the process ids of this cluster's steps and jobs that remain because their slurmd was killed."""
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:
@@ -180,7 +180,7 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Slurmds]:
-    """Yield a cluster, and make it the default of Slurm programs that this process starts. Shut the cluster down afterwards."""
+    """Yield a cluster that is used by all Slurm programs that this process starts. Shut the cluster down afterwards."""
     cluster = Slurmds(folder)
     original = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(cluster.config)

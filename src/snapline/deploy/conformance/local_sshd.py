@@ -37,8 +37,8 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: configuration file for the option `-F` of ssh. The file defines the hosts in MACHINES, a host `stranger` for which the user
-            key is not authorized, and a host `unknown` whose host key is not known.
+        config: configuration file for the option `-F` of ssh. The file defines the hosts in MACHINES. It also defines a host `stranger`,
+            for which the user key is not authorized, and a host `unknown`, whose host key is unknown.
         log: the server's log file.
     """
 
