@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 class CircuitBreaker(msgspec.Struct):
     """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures, the service is not
-    called for `open_s` seconds. After that time, one trial call decides whether the breaker closes.
+    called for `open_s` seconds. After `open_s` seconds, one trial call decides whether the breaker closes.
 
     Use the breaker as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. If the errors are
     not caught, the turn fails and the breaker's counts are reverted.
@@ -52,7 +52,7 @@ class CircuitBreaker(msgspec.Struct):
         """Guard calls to one service. Any error that the guarded block raises counts as a failure, except `UsageError`.
 
         Raises:
-            CircuitOpenError: If the breaker is open. In that case, the guarded block does not run.
+            CircuitOpenError: If the breaker is open. If the breaker is open, the guarded block does not run.
         """
         if self.opened_ns:
             left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS

@@ -1,7 +1,7 @@
 """Collects the requests that a handler makes to the runtime.
 
 Requests such as sends, timers, spawns and stops are collected in the context until the turn ends, or in a durable turn until its current
-segment ends. When the turn or segment ends, either all of these requests take effect or none does. A context is valid only during its own
+segment ends. When the turn or segment ends, either all of its requests take effect or none does. A context is valid only during its own
 turn.
 
 Most turns only send messages and reply. To save time, a context creates the record for all other requests only when one of them is made.
@@ -220,8 +220,8 @@ class Context:
 
         A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
         of the requesting agent. If both agents have been requested, the spawn request may become a dead letter of the existing agent after
-        a recovery. Messages to the id `agent` either reach the existing agent or become dead letters. The same applies to messages that
-        this agent sent to that id before it requested the spawn.
+        a recovery. Messages to the id `agent` either reach the existing agent or become dead letters. This also applies to messages that
+        this agent sent to the id before it requested the spawn.
 
         Raises:
             UsageError: If this turn has already spawned an agent with that id, or if the agent's state cannot be saved as declared.
@@ -462,11 +462,11 @@ class Context:
         """Wait for the next message of type `kind` from any sender. After the wait, `received_from` contains the sender's id. Only durable
         turns may call this method.
 
-        If the sender sent messages of other types before this message, these messages wait until this turn has ended. The waiting messages
+        If the sender sent messages of other types before this message, those messages wait until this turn has ended. The waiting messages
         are then handled in order, each in its own turn.
 
         Raises:
-            WaitTimeoutError: If no such message arrives within `timeout_s` seconds.
+            WaitTimeoutError: If no message of this type arrives within `timeout_s` seconds.
             UsageError: If this turn is not durable.
         """
         journal = self._durable("ctx.receive")
@@ -576,7 +576,7 @@ class Context:
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """End the current segment of a durable turn, and return the requests made in that segment. Requests to stop the agent and replies
-        are not included. `outcome` returns those requests when the turn ends."""
+        are not included. `outcome` returns replies and requests to stop when the turn ends."""
         rare = self._asked or RareRequests()
         outcome = TurnEnded(
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),

@@ -314,8 +314,8 @@ class TurnJournal:
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains such an
-        entry, end the segment and wait."""
+        """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains the entry,
+        end the segment and wait."""
         place = self._place
         entry = known = self._reach(kind, name, digest)
         # The limit does not apply to compensations, since they must not fail. There is at most one for each effect.

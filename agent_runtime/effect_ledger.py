@@ -2,8 +2,8 @@
 `@effects`, either in a running fleet or in a store.
 
 Each ledger record is released together with a complete snapshot, so no failure reverts it. Because the ledger contains only released
-records, an effect that has just ended still appears as "open". Hosts report the current states of open effects, and `with_standing` adds
-these reports.
+records, an effect that has just ended still appears as "open". Hosts report the current states of open effects, and `with_standing` merges
+the reports into the ledger's states.
 """
 
 from collections.abc import Iterable, Sequence
@@ -169,7 +169,7 @@ _undo_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
 
 def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """Return the message that starts a turn in which these effects are undone in this order."""
+    """Return the message that starts a turn in which the given effects are undone in the given order."""
     return UNDO + msgspec.msgpack.encode(list(made))
 
 

@@ -1,7 +1,7 @@
 """Defines a fleet: its agents, how they are checkpointed, and when the fleet ends.
 
 A checkpoint records an agent's class as its *kind*. The functions at the end of this module look up the classes of recorded kinds and
-restore agents from checkpoints. These functions also check that recorded states still fit the classes.
+restore agents from checkpoints. Further functions check that recorded states still fit the classes.
 """
 
 import importlib
@@ -277,8 +277,8 @@ class Fleet:
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
-        """Return the parts of the definition that the digest covers, in the form `name=value`. When a host is rejected, the message shows
-        which of these parts differ."""
+        """Return the parts of the definition that the digest covers, in the form `name=value`. When a host is rejected, the error message
+        shows which parts of its definition differ."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
         names = ", ".join(sorted(agents))
         if len(names) > AGENTS_CHARACTERS_MAX:
@@ -303,8 +303,8 @@ AGENTS_CHARACTERS_MAX = 400
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that may contain compensations for effects of agents of this class. Submodules of these modules may contain
-    compensations too. `listed` contains the modules in `Fleet(compensation_modules=…)`.
+    """Return the modules that may contain compensations for effects of agents of this class. The submodules of the returned modules may
+    contain compensations too. `listed` contains the modules in `Fleet(compensation_modules=…)`.
 
     If the class is part of snapline, return only the package that contains the class, instead of all of snapline.
     """

@@ -177,7 +177,7 @@ class AgentOutputs:
 
     Attributes:
         number: number of the agent's newest output.
-        pending: outputs that are not yet known to be released. The numbers of these outputs are consecutive and end with `number`.
+        pending: outputs that are not yet known to be released. The numbers of the pending outputs are consecutive and end with `number`.
         size_bytes: total size of the pending outputs' payloads.
     """
 

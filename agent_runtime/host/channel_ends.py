@@ -252,7 +252,7 @@ class ChannelEnds:
     # ---- departed agents -----------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """Close the channels of an agent that has left and is not part of any undecided epoch. No other agent needs these channels any
+        """Close the channels of an agent that has left and is not part of any undecided epoch. No other agent needs the closed channels any
         longer.
 
         When other hosts receive `ChannelClosed`, which follows all messages in transit, they drop their ends of the closed channels. If a

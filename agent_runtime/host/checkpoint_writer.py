@@ -12,18 +12,18 @@ on each new coordinator stream until the coordinator has acknowledged them.
 
 *Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
 WAITING_BYTES_MAX, the writer reports a busy store to the host core. The host core then defers basic checkpoints until the queue has shrunk
-to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Such mandatory checkpoints, and one basic
-checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the agents or in
-this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has shrunk to half
-of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when the store
-accepts checkpoints again.
+to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Checkpoints that the protocol needs, and
+one basic checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the
+agents or in this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has
+shrunk to half of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when
+the store accepts checkpoints again.
 
 *Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. Each agent has
 one table of its chunks for each epoch that this host has written and that may still become complete. The newest complete epoch is the
 *base*. Only chunks of the base are reused, because no other chunks are certain to remain until the new epoch is complete or aborted
 (`storage/packs/checkpoint_packs.py`). A new plan discards all tables, and the epoch of the plan's recovery line becomes the base. Only
-coordinated epochs use a base. Packs with independent checkpoints are deleted as the recovery line advances, so each of these packs contains
-all chunks that its checkpoints need.
+coordinated epochs use a base. A pack with independent checkpoints is deleted as the recovery line advances, so it contains all chunks that
+its checkpoints need.
 """
 
 import asyncio
@@ -99,15 +99,15 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
     """Split an image into chunks without reusing any chunks. The pack must contain all chunks of its checkpoints, because no manifest
-    refers to further packs with these chunks."""
+    refers to further packs."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Return, for each affected agent, the first checkpoint that can never be written, and the reason. The state of such a checkpoint could
-    not be restored from its image."""
+    """Return, for each affected agent, the first checkpoint that can never be written, and the reason. The state of an unwritable
+    checkpoint could not be restored from its image."""
     failed: dict[str, tuple[int, str]] = {}
     for capture in captures:
         command = capture.command
@@ -338,7 +338,7 @@ class CheckpointWriter:
         because the packs of an aborted round are deleted.
 
         The order of checkpoints is kept, because a checkpoint is useless without the sender logs in earlier checkpoints. A pack contains no
-        checkpoint twice, because such a pack would always be rejected.
+        checkpoint twice, because a pack with a duplicate would always be rejected.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
@@ -410,7 +410,8 @@ class CheckpointWriter:
             self._feed(ev.StoreStatusChanged(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """Discard checkpoints whose states cannot be saved. The agents of these checkpoints fail, and all other checkpoints are written.
+        """Discard checkpoints whose states cannot be saved. The agents of discarded checkpoints fail, and all other checkpoints are
+        written.
 
         Earlier checkpoints of a failed agent are still written. Later checkpoints of a failed agent are discarded, because they depend on
         the lost sender log.

@@ -13,12 +13,12 @@ restore, it is sent as a new message. On the receiving host, the protocol proces
 its turn. A message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are
 not sent in frames.
 
-*Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the first of
-these to arrive: the coordinator's directive, a marker, or a message with the epoch's stamp. When a host has learned of an epoch, each agent
-on the host must record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each
-link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts have arrived, no
-further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the store in the
-background.
+*Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the
+coordinator's directive, from a marker, or from a message with the epoch's stamp, whichever arrives first. When a host has learned of an
+epoch, each agent on the host must record its state before its next turn. When all agents have recorded their states, the host sends one
+marker item on each link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts
+have arrived, no further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the
+store in the background.
 
 *Life of an input* (`host_inputs.py`). A message from outside the fleet is numbered and logged, and then waits for its turn like a message
 from an agent. An agent's checkpoint contains the number of the last input that the agent has consumed. Each plan redelivers all later

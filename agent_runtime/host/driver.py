@@ -220,7 +220,7 @@ class HostDriver:
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
-        """Run up to `most` turns. Then pass the messages that these turns have sent to the links."""
+        """Run up to `most` turns. Then pass the messages that the turns have sent to the links."""
         queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):

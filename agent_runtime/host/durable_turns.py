@@ -5,8 +5,8 @@ Theory of operation
 To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. After
 each segment, the agent is between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held.
 While the agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has
-ended. Until the turn ends, the agent's checkpoints contain the state at the start of the turn. These checkpoints also contain the turn's
-message and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
+ended. Until the turn ends, the agent's checkpoints contain the state at the start of the turn. The agent's checkpoints also contain the
+turn's message and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
 
 While a durable turn waits, the agent starts no other turn. A call waits for the reply with the call's id, and `receive` waits for the next
 message of a given type. In the mailbox, other messages may precede the awaited message. Earlier messages on the same channel are consumed
@@ -402,7 +402,8 @@ class DurableTurns:
         """Consume mailbox entries as if each had a turn of its own. The protocol processes the entries one by one, and each entry counts as
         received.
 
-        `places` are indexes in the mailbox, in ascending order. Entries that arrive in the meantime are added after all these indexes.
+        `places` are indexes in the mailbox, in ascending order. Entries that arrive in the meantime are added behind all entries at
+        `places`.
         """
         for removed, place in enumerate(places):
             entry = agent.mailbox[place - removed]

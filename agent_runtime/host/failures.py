@@ -69,7 +69,7 @@ class TurnDeaths:
         self._survived: list[msg.TurnSurvived] = []
 
     def plan_received(self, deaths: tuple[TurnDeath, ...]) -> None:
-        """Replace the known crashes with those in a new plan."""
+        """Replace the known crashes with the crashes in a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
         self._survived.clear()

@@ -1,7 +1,7 @@
 """The events and commands of a host core.
 
 Events come from the adapters: links, turns, store and clock. The adapters execute commands in order, before the next event. Messages
-between a coordinator and a host are defined in `messages/host_messages.py`. The core receives and sends these messages unchanged.
+between a coordinator and a host are defined in `messages/host_messages.py`. The core receives and sends coordinator messages unchanged.
 
 The first sections contain the events and commands that are used in all fleets. The remaining sections cover durable turns, observers of
 messages (`is_watched`), the host log, dead letters, views of agents, and messages sent outside of turns.
@@ -144,9 +144,9 @@ class WriteReady(Event, frozen=True, gc=False):
 class AgentsLoaded(Event, frozen=True, gc=False):
     """Event: the agents of the plan are loaded, and the logs of earlier plans have been sealed and read.
 
-    `inputs` contains the inputs in these logs for all agents, sorted by number for each agent. `dropped` contains earlier inputs that are
-    not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason why the store accepts
-    no host logs, or "" if it accepts them. `log_key` is the public key for signed batches, or b"" if batches are not signed.
+    `inputs` contains the inputs in the logs of earlier plans for all agents, sorted by number for each agent. `dropped` contains earlier
+    inputs that are not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason why the store
+    accepts no host logs, or "" if it accepts them. `log_key` is the public key for signed batches, or b"" if batches are not signed.
     `is_authenticated` is set if the data in the store is signed or encrypted."""
 
     plan: int
@@ -740,7 +740,7 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         what, sender, payload: kind, sender and payload of the message that started the turn.
-        entries, newest: the number of journal entries, and the newest of these entries.
+        entries, newest: the number of journal entries, and the newest journal entries.
         waits, waits_ns: the entry for which the turn waits (None if the entry has arrived), and how long the turn has waited in
             nanoseconds.
         put_off: number of messages that are deferred until the turn ends.

@@ -122,8 +122,8 @@ class ReplyWaiters:
         return is_unreported
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Send the replies to all inputs that are consumed in the complete epoch, because these replies can no longer be reverted. Replies
-        to later inputs wait for a later epoch."""
+        """Send the replies to all inputs that are consumed in the complete epoch, because their turns can no longer be reverted. Replies to
+        later inputs wait for a later epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
@@ -215,7 +215,7 @@ class Inputs:
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore those inputs in the logs of earlier plans that are newer than the agents' checkpoints. The restored inputs then wait for
+        """Restore the inputs in the logs of earlier plans that are newer than the agents' checkpoints. The restored inputs then wait for
         their turns again."""
         shared = self._shared
         for loaded in event.agents:

@@ -15,9 +15,9 @@ for the report to the coordinator.
 
 *Steps of durable turns* (`StepLog`). When a step has ended, its journal entry is logged. All earlier entries that only the log can restore
 (`LOGGED_KINDS`) are logged together with the step's entry, unless they are already logged. Without the earlier entries, a rerun turn could
-not match the step's entry. The turn continues when all of these entries are durable. A completed step is therefore not run again,
-regardless of the checkpoint from which a recovery starts. If a plan arrives while an entry is being written, either the log contains the
-entry, or the step runs again.
+not match the step's entry. The turn continues when all logged entries are durable. A completed step is therefore not run again, regardless
+of the checkpoint from which a recovery starts. If a plan arrives while an entry is being written, either the log contains the entry, or the
+step runs again.
 
 After a recovery, each agent gets the logged entries of those turns that have not ended in its checkpoint. A rerun turn adopts an entry only
 if the turn and the place in its journal are the same (`agent_runtime/durable.py`). If an agent is not in the plan, it gets its entries when
@@ -378,8 +378,8 @@ class StepLog:
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """Return the logged entry of the effect that the turn waits for. If there is no such entry for this history and this generation,
-        return None."""
+        """Return the logged entry of the effect that the turn waits for. If there is no entry for this history and this generation, return
+        None."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
         request = waits.kind, waits.name, waits.digest, identity

@@ -166,7 +166,7 @@ class LocalAgent:
         deferred: entries for the agent's own turns, which wait while its outbox or its pending outputs exceed their limits.
         is_full: whether the agent's pending outputs exceed a limit.
         current: mailbox entry that the running turn handles, or None while no turn runs.
-        timers: mapping from timer names to (due time, tie-breaker, payload). A heap of the host core refers to these timers.
+        timers: mapping from timer names to (due time, tie-breaker, payload). A heap of the host core refers to the timers in this mapping.
         held: messages that a finished turn has sent, and that wait until the agents in `spawns` are reserved. While messages are held, no
             turn starts.
         parked: number of messages that are parked in outlets, and that have no sequence number and no stamp yet.
@@ -549,7 +549,7 @@ class HostState:
         return self._requests
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
-        """Return those of the given epochs that have not ended yet."""
+        """Return the given epochs that have not ended yet."""
         return {epoch: None for epoch in epochs if epoch not in self.ended}
 
     def note(self, level: str, text: str) -> None:

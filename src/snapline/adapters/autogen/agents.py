@@ -4,13 +4,14 @@ The problem: AutoGen's runtime saves its agents one after another while messages
 states are therefore inconsistent.
 
 The solution: each AutoGen agent becomes a snapline agent, and its host owns its state and messages. AutoGen itself runs in a separate
-process, because it needs an incompatible version of protobuf. For each message, that process receives the agent's state and the message,
-and runs the agent's own handler. The process returns the handler's outgoing messages, its return value and the agent's new state
+process, because it needs an incompatible version of protobuf. For each message, AutoGen's process receives the agent's state and the
+message, and runs the agent's own handler. The process returns the handler's outgoing messages, its return value and the agent's new state
 (`worker.py`).
 
 Each message is handled in a durable turn. In each step of the turn, the process runs the handler until the handler waits for a reply or
 ends. A handler that awaits no replies runs in one step, so its messages and its state change are atomic, as in an ordinary turn. If a
-handler awaits replies, the turn's journal contains the received replies. After a failure, the handler is rerun with these replies.
+handler awaits replies, the turn's journal contains the received replies. After a failure, the handler is rerun with the replies in the
+journal.
 """
 
 import base64
@@ -83,7 +84,7 @@ class AutogenAgent(Agent):
     Attributes:
         program: `module:function` in AutoGen's environment. The function takes an AgentRuntime.
         ids: AutoGen ids of the agents that exist from the start. Any other agent is created on the host of the agent `autogen` when its
-            first message arrives. Messages to such agents pass through the agent `autogen`.
+            first message arrives. Messages to agents that are not in `ids` pass through the agent `autogen`.
     """
 
     program: ClassVar[str] = ""

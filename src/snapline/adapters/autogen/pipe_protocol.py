@@ -6,7 +6,7 @@ A frame consists of its length, followed by JSON.
 
 An AutoGen id consists of a type and a key, such as `teller/north`. A snapline id is one word of letters, digits, `_`, `-` and dots. The
 AutoGen id `teller/north` becomes the snapline id `teller..north`. Dots, and characters that a snapline id must not contain, are escaped.
-Each byte of these characters is written as a dot and two hexadecimal digits.
+Each byte of an escaped character is written as a dot and two hexadecimal digits.
 """
 
 import asyncio

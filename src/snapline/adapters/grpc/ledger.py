@@ -281,8 +281,8 @@ class CallLedger:
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
-        """Declare that the handler changes the service's state in this atomic piece of work and makes further calls afterwards. Such a
-        handler must not be rerun.
+        """Declare that the handler changes the service's state in this atomic piece of work and makes further calls afterwards. A handler
+        that has declared a change must not be rerun.
 
         `answer` is the answer that the caller receives if the fleet recovers from a cut taken before the handler ends.
 
@@ -322,8 +322,8 @@ class CallLedger:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, the handlers of these
-        requests are rerun."""
+        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, handlers that were still
+        running are rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:

@@ -119,7 +119,7 @@ def newest_epoch(frame: Frame) -> int:
 class HostCallbacks(Protocol):
     """Interface that the host requires from the member.
 
-    The host calls these methods while it handles an event, so they must not pass events to the host.
+    The host calls the methods of this interface while it handles an event, so they must not pass events to the host.
     """
 
     def going_back(self) -> None:
@@ -233,7 +233,7 @@ log = logging.getLogger("snapline.grpc")
 
 class NotReadyError(SnaplineError):
     """The service is not ready for a cut, or its state cannot be captured. The host refuses the epoch, and the service takes part in a
-    later epoch instead."""
+    later epoch."""
 
 
 class Member:
@@ -266,8 +266,8 @@ class Member:
 
         Args:
             service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the method
-                receives the answers that no caller awaits. These are the answers to calls made with `send` and to calls repeated after a
-                recovery. The method runs in the atomic piece of work that removes the answer from the ledger.
+                receives the answers that no caller awaits. The method receives answers to calls made with `send` and to calls repeated
+                after a recovery. The method runs in the atomic piece of work that removes the answer from the ledger.
             agent: id of a `ServiceAgent` of the fleet, which must be placed on the host of this process.
             fleet: definition of the fleet, which must be identical in all processes.
             coordinator, store, listen, advertise: as for the command `snapline host run`. `listen` is the address of the host, not of the
@@ -335,7 +335,7 @@ class Member:
             channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries on this channel, because
                 the member itself retries calls.
             listed: full names of methods of a service that is not part of cuts, such as /mail.Mail/Send. The member never repeats calls of
-                these methods. After a recovery, `unsettled` reports the calls that had no answer. "*" stands for all methods.
+                listed methods. After a recovery, `unsettled` reports the calls that had no answer. "*" stands for all methods.
         """
         made = MemberChannel(self, target, channel or grpc.aio.insecure_channel(target), frozenset(listed))
         self._channels[target] = made
@@ -394,7 +394,7 @@ class Member:
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
         """Return the listed calls that had no answer in the cut to which the fleet has rolled back. Their outcomes are unknown. Pass each
-        of these calls to `settle` when its outcome is known."""
+        unsettled call to `settle` when its outcome is known."""
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:

@@ -1,13 +1,14 @@
 """Makes unary and streaming calls between members of a fleet. A call has one id, any number of attempts, and one answer.
 
 If an error comes from a source other than a member, such as a broken connection, the caller cannot know whether the call was handled. If
-the caller acted on such an error, a cut could contain both the call's effect and the caller's reaction to the apparent failure. The member
-therefore retries the call under the same id until an answer arrives, the caller's deadline has passed, or the fleet has rolled back.
+the caller acted on an error of unknown outcome, a cut could contain both the call's effect and the caller's reaction to the apparent
+failure. The member therefore retries the call under the same id until an answer arrives, the caller's deadline has passed, or the fleet has
+rolled back.
 
 A streaming call is treated as a single large call, and all its messages are recorded together. Only the first request and the final
 response of a streaming call carry stamps. A stream must therefore never be processed in part. Requests are sent only when the caller has
 produced the last request. The handler runs only when all requests have arrived, and the caller receives the responses only when the handler
-has ended. A call in which requests and responses depend on each other, such as a chat, cannot be part of a cut. Pass the names of such
+has ended. A call in which requests and responses depend on each other, such as a chat, cannot be part of a cut. Pass the names of chat-like
 methods to `Member.channel(listed=…)`, so that their calls stream as usual.
 """
 

@@ -3,9 +3,9 @@
 The loop carries out the threads' requests, each atomically with the requesting thread's own work.
 
 A thread is *inside* the gate from its beginning to its end, except while it waits for the answer to a call. The thread's work between two
-such waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). `step` runs a function in the
-loop while the thread remains inside the gate. `wait` makes a call and waits for its answer. During `wait`, the thread is outside the gate.
-The thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's answer leaves the ledger. Between two
+waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). `step` runs a function in the loop
+while the thread remains inside the gate. `wait` makes a call and waits for its answer. During `wait`, the thread is outside the gate. The
+thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's answer leaves the ledger. Between two
 iterations of the loop, a cut may be taken if no thread is inside the gate. To the member, `QuiescentService` makes the service look
 single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
 
@@ -29,8 +29,8 @@ may run in parallel, and cuts are the writers.
   Threads can enter the gate for half of the time.
 - The caller repeats the request for as long as it wants a cut. The caller does not report that it no longer wants a cut. If the gate has
   received no request for LAPSE_NS, it assumes that no cut is wanted any longer.
-- Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all these
-  threads have ended.
+- Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all threads
+  that began before the recovery have ended.
 
 Call all methods of the gate in the loop's thread. The caller must call `leave` atomically with entering the call in the ledger, and `end`
 atomically with storing the handler's answer.

@@ -24,9 +24,9 @@ not encode equal values to equal bytes, so no objects could be shared. Encrypt t
 
 Deletion
 --------
-Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception to this rule. Most
-checkpoints of such graphs do not contain the channel's value. The value is built from the writes of the ancestor checkpoints, back to the
-nearest ancestor that contains a value. The ancestors that are needed to build a value are not deleted.
+Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception to this rule. In most
+checkpoints of graphs with a `DeltaChannel`, the channel's value is missing. The value is built from the writes of the ancestor checkpoints,
+back to the nearest ancestor that contains a value. The ancestors that are needed to build a value are not deleted.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 The state contains only the checkpoints that the graph needs to continue. A graph needs the newest checkpoint of each thread and the
 checkpoints of interrupted subgraphs. In graphs with a `DeltaChannel`, the ancestors from which a value is built are also needed. There is
-no checkpoint history for time travel. Use the fleet's snapshots instead.
+no checkpoint history for time travel. Use the fleet's snapshots for time travel.
 
 LangGraph's serializer encodes the values. A large value is stored as a `Blob`. Consecutive checkpoints share the blob until a step of the
 graph changes the value.

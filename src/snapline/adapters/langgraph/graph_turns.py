@@ -2,7 +2,7 @@
 
 A node may use the turn anywhere in its code, even deep inside a tool or a model wrapper. The turn is stored in a context variable, which
 LangGraph propagates to nodes. The turn's methods need no `await`, so nodes remain plain functions. The agent's handler awaits slow
-operations on behalf of nodes, so the turn's journal contains these operations.
+operations on behalf of nodes, so the turn's journal contains the results.
 
 A durable turn's handler is a coroutine driven by the runtime, while a graph's nodes are plain functions called by LangGraph's loop. The
 graph therefore runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to wait, it passes an

@@ -8,7 +8,7 @@ object stream, and values are objects of that stream (`checkpoints.py`). Every c
 The asynchronous methods call the synchronous methods in the event loop's thread pool (`in_thread`).
 
 `LateWrites` detects writes by runs whose checkpoints have since been deleted. The saver ignores late writes. A run that was cancelled, or
-that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of such a late
+that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of a late
 checkpoint was deleted, or was itself ignored as late. A checkpoint without a parent is always saved, because it begins a new run or belongs
 to a conversation that is being restored. Late writes can come only from this process, because only one process at a time can have the
 stream open. Late writes can therefore be detected from data in memory.
@@ -99,7 +99,7 @@ class LateWrites:
         return False
 
     def are_late(self, path: Path, known: Container[str], checkpoint: str) -> bool:
-        """Return whether the checkpoint that these writes belong to was already deleted or ignored."""
+        """Return whether these pending writes belong to a checkpoint that was already deleted or ignored."""
         if checkpoint in known:
             return False
         deleted = max(self._deleted.get(path[0], ""), self._pruned.get(path, ""))

@@ -95,7 +95,7 @@ ACTOR = "ray actor"
 
 class NotCapturable:
     """Base class of objects that belong to this process and cannot be captured in a checkpoint. `unkeepable` is the text of the error that
-    is raised for such an object. The text explains how to proceed."""
+    is raised when an object of this class is to be captured. The text explains how to proceed."""
 
     unkeepable = ""
 
@@ -261,8 +261,8 @@ class MethodRun:
 
     Attributes:
         life: the `ActorLife` of the object on which the method runs.
-        error: error of a call that was not made, because the rerun method tried to make a different call than in its first run. None if
-            there was no such call.
+        error: error of a call that was not made, because the rerun method tried to make a different call than in its first run. None if all
+            calls were made.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:

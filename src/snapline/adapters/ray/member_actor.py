@@ -293,7 +293,7 @@ class MemberActor:
             return packed([False, "", error], self._names)
 
     async def forget(self, plan: int, ids: Sequence[str]) -> None:
-        """Delete the stored answers to these calls, because the calling member, which runs under this plan, no longer needs them."""
+        """Delete the stored answers to the given calls, because the calling member, which runs under this plan, no longer needs them."""
         member = self.begin()
         if await member.admit(CallStamp(plan, 0, "")):
             member.ledger.forget(ids)
@@ -567,7 +567,7 @@ def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
     """Copy the name and signature of the user's function to `made`, without setting `__wrapped__`.
 
-    If `__wrapped__` were set, Ray would modify the user's function instead.
+    If `__wrapped__` were set, Ray would modify the user's function.
     """
     functools.update_wrapper(made, function)
     made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says

@@ -272,8 +272,8 @@ class SnaplineReader(StorageReader):
 
 
 class _Ranks:
-    """The parts that the ranks of one checkpoint have written. The description of a rank's parts is read when one of these parts is first
-    needed."""
+    """The parts that the ranks of one checkpoint have written. The description of a rank's parts is read when one of the rank's parts is
+    first needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store = store

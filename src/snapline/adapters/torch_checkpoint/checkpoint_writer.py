@@ -242,7 +242,7 @@ class SnaplineWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Choose the epoch number of this save, and the base epoch whose chunks may be reused. Return the plans of all ranks, extended by
-        these choices.
+        both epoch numbers.
 
         Raises:
             UsageError: another job is saving into the store, the store contains a fleet's snapshots, the name is in use, or the planner

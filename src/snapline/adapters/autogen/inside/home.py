@@ -133,7 +133,7 @@ class ProgramFleet:
             await self._say({"do": "idle"})
 
     async def down(self) -> None:
-        """Take a snapshot and stop the fleet. The next `up` starts the fleet from that snapshot."""
+        """Take a snapshot and stop the fleet. The next call of `up` starts the fleet from this snapshot."""
         async with self._changing:
             if self._is_up:
                 self._is_up = False

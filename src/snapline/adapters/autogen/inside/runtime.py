@@ -5,7 +5,7 @@ A program registers its agents and subscriptions in the same way as with AutoGen
     async def register(runtime: AgentRuntime) -> None: await Teller.register(runtime, "teller", lambda: Teller(100))
 
 Messages that an agent sends during a turn are collected by the turn (`live_turn.py`). A host can start a process that runs the program
-(`serve_program`). The process runs turns for the host that started it, and exits when that host exits. Alternatively, a program can use the
+(`serve_program`). A process started by a host runs turns for that host, and exits when the host exits. Alternatively, a program can use the
 runtime in place of `SingleThreadedAgentRuntime`. A runtime that a program uses directly has its own fleet (`home.py`), which receives the
 messages sent outside of turns.
 """

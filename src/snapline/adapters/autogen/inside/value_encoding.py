@@ -102,9 +102,9 @@ def is_json(value: object, seen: set[int]) -> bool:
 class AgentStateCodec:
     """Encodes an agent's state, except for attributes that the factory recreates with the object.
 
-    If an agent defines both `save_state` and `load_state`, these methods are used. For all other agents, the attributes are saved, except
-    those of AutoGen's base classes. Attributes that the factory creates and that cannot be pickled, such as clients, locks and queues, are
-    not saved.
+    If an agent defines both `save_state` and `load_state`, its state is saved and loaded with these methods. If an agent lacks one of these
+    two methods, its attributes are saved, except those of AutoGen's base classes. Attributes that the factory creates and that cannot be
+    pickled, such as clients, locks and queues, are not saved.
     """
 
     def __init__(self, made: Any) -> None:
