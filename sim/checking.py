@@ -1,4 +1,4 @@
-"""Builds a simulated test of a fleet from the options of a test. Each seed leads to one scenario.
+"""Builds a simulated test of a fleet from the options of a test. Each seed of the test leads to one scenario.
 
 Theory of operation
 -------------------
@@ -92,8 +92,7 @@ class Options(TypedDict, total=False):
             agent), and 1 or 3 coordinators.
         until: virtual time at which the run and its faults end, such as "20s". By default, the seed determines a time from 2.5 s to 7 s.
         every: checkpoint interval, such as "1s". The value "" selects the fleet's own interval, but at most one second.
-        budget: the value "beyond" allows more faults than the fleet is designed to tolerate. In this case, only safety is checked, not
-            liveness.
+        budget: the value "beyond" allows more faults than the fleet is designed to tolerate, and only safety is checked, not liveness.
         arguments: arguments for the function that a "module:fleet" target names.
         inputs: inputs that the clients send. Inputs are given as a list of `(agent, message)` pairs, a function that yields such pairs,
             "module:name" of such a list or function, or the path of a JSON Lines file. The JSON Lines file has the keys `agent`, `type` and
@@ -172,7 +171,7 @@ class Subject:
             _refuse_options(options)
 
     def scenario(self, seed: int) -> Scenario:
-        """Return the scenario that a seed determines. All its random values are fixed.
+        """Return the scenario that a seed determines. All random values of the scenario are fixed.
 
         Raises:
             UsageError: If an option contradicts the faults, for example if a fault names a host that does not exist.

@@ -108,8 +108,9 @@ class RandomStreams:
     """Provides many random streams of one seed, for example one stream per agent. A stream's state is a single number, whereas a `Random`
     occupies 2.5 kB.
 
-    Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4). Only the upper 53 bits are used.
-    The quality of the numbers is sufficient to vary the behaviour of agents, but not for statistics.
+    Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4). Each random number consists of the
+    upper 53 bits of the generator's state. The quality of the numbers is sufficient to vary the behaviour of agents, but not for
+    statistics.
     """
 
     def __init__(self, seed: int, kind: str) -> None:

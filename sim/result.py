@@ -57,7 +57,7 @@ class Result(msgspec.Struct, kw_only=True):
         probes: for each probe's name, its number of hits.
         metrics: for each metric's name, its value. The name of a metric ends with its unit.
         faults: executed faults.
-        unstubbed_steps: names of the steps and effects of a user's fleet that have no stub. The run executed their real functions.
+        unstubbed_steps: names of the steps and effects of a user's fleet that have no stub, so that the run executed the real functions.
     """
 
     name: str

@@ -53,10 +53,10 @@ def run(
     """Run a scenario whose random values have already been determined.
 
     Args:
-        choices: source of the run's choices. By default, the seed determines them.
+        choices: source of the run's choices. By default, the seed determines all choices.
         recording: recording to which the run's events are added.
         mutant: name of a mutant in `snapline.sim.mutants` whose bug the run contains, for testing that the oracles detect it.
-        workload: the fleet to run and its invariants. By default, the scenario determines them.
+        workload: the fleet to run and its invariants. By default, the scenario determines the workload.
         window_at: index of the section of a thousand journal entries to keep in `Result.journal`.
         on_world: function that is called with the simulated world before the first event. Callers can use it to inspect the world during
             the run.

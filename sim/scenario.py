@@ -250,7 +250,7 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates at which calls of stubs fail: how many of 1,000 calls are late, are never answered, or fail, whether executed or not. The rates
+    """How many of 1,000 calls of stubs are late, are never answered, or fail. A failing call may or may not have been executed. The rates
     apply until faults are healed."""
 
     late_per_mille: PerMille = 0
@@ -350,8 +350,8 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     Attributes:
         faults: kinds of faults that may be chosen, such as "crash".
         always: kinds of faults that occur at least once in every run while the fleet works.
-        fleet, network, limits, clients, outputs, steps, restores: whether this section of the scenario is chosen at random. If not, the
-            section of the template is kept. The flag `restores` also covers the moves that operators make.
+        fleet, network, limits, clients, outputs, steps, restores: whether this section of the scenario is chosen at random. If the flag is
+            False, the section of the template is kept. The flag `restores` also covers the moves that operators make.
     """
 
     faults: list[str] = []

@@ -276,7 +276,7 @@ class ChandyLamportCore:
 
 
 class PlainModel(EpochModel):
-    """Model of a fleet that runs the plain Chandy-Lamport algorithm."""
+    """Model of a fleet that runs the original Chandy-Lamport algorithm."""
 
     def __init__(self, bounds: Bounds, core_type: type[ChandyLamportCore] = ChandyLamportCore) -> None:
         self.core_type = core_type

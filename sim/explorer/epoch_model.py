@@ -16,12 +16,12 @@ The model uses the ledgers to check the following properties.
 - In every state, also after a recovery, each channel contains exactly the messages that were sent and not consumed, in order (G3).
 - At the end of every run, each epoch has exactly one outcome, and no messages are waiting (G4, G10).
 
-`StampedModel` models `protocols.epoch_stamped`, which real fleets run. In this protocol, messages carry epoch numbers as stamps. A message
-is consumed on arrival, unless the agent must record its state first. If the agent must record its state first, the message waits in the
-mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a message that is still in
-its channel. The following actions are separate steps: recording the state, sending the markers, sending a report, and running a turn that
-consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late, and reports may be
-outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm.
+`StampedModel` models `protocols.epoch_stamped`, which real fleets run. In the epoch-stamped protocol, messages carry epoch numbers as
+stamps. A message is consumed on arrival, unless the agent must record its state first. If the agent must record its state first, the
+message waits in the mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a
+message that is still in its channel. The following actions are separate steps: recording the state, sending the markers, sending a report,
+and running a turn that consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late,
+and reports may be outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm.
 """
 
 from abc import abstractmethod

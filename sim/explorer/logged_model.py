@@ -24,11 +24,12 @@ them. G7: every checkpoint on the recovery line after some single failure, as co
 obsolete. The theorem in `recovery.garbage` that later recovery lines need no other checkpoints is not checked here.
 
 `InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's checkpointing rules. At any
-moment, an agent may take a basic checkpoint or send a message. The number of each is bounded. An agent may also consume the first message
-in any channel, and before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, also after a crash, the
-model also checks what the protocol guarantees (G6). If the protocol is communication-induced, no checkpoint may be useless. If the protocol
-promises RDT, every dependency must be tracked. A forced checkpoint remains even if the message that forced it is undone. So after a crash,
-a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states too.
+moment, an agent may take a basic checkpoint or send a message. The numbers of basic checkpoints and of messages are bounded. An agent may
+also consume the first message in any channel, and before that, the rule may force a checkpoint. Any agent may crash in any state. In every
+state, also after a crash, the model also checks what the protocol guarantees (G6). If the protocol is communication-induced, no checkpoint
+may be useless. If the protocol promises RDT, every dependency must be tracked. A forced checkpoint remains even if the message that forced
+it is undone. So after a crash, a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states
+too.
 """
 
 import itertools

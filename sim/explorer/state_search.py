@@ -6,7 +6,7 @@ A *state* is a tuple with one small integer per *actor*. The actors are the agen
 the number of its *node*, which is the actor's local state. A node contains the image of the actor's core, the actor's ledger (the
 explorer's ground truth), and the queues of items in transit to the actor. So an actor's next moves depend only on its own node, and they
 change only this node and the queues of other actors. The search is fast because the real cores compute each move and each arrival of an
-item only once per node. Afterwards, the result is looked up. A hundred thousand states consist of only a few thousand different nodes.
+item only once per node. Afterwards, the result is cached. A hundred thousand states consist of only a few thousand different nodes.
 
 Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on the nodes of all actors. The models cache the results of these methods
 for pairs of nodes, or for the relevant part of a node.

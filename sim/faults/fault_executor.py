@@ -2,8 +2,8 @@
 
 The module `faults.py` decides when each fault happens and which nodes it affects, and an executor only executes the fault. Nodes are hosts
 ("h1", "h2", …) and coordinators ("c1", …). Methods that affect the network take a sender and a receiver, so each call affects only one
-direction. The methods keep no counts. If several faults affect the same pair of nodes, the caller must count them, as `faults.Conditions`
-does.
+direction. An executor does not count the faults that are in effect. If several faults affect the same pair of nodes, the caller must count
+them, as `faults.Conditions` does.
 """
 
 from collections.abc import Callable
@@ -112,7 +112,7 @@ class Executor(Protocol):
         ...
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """If `is_on` is True, make all calls of this kind on the host hang. If it is False, let the hanging calls return."""
+        """If `is_on` is True, make all calls of this kind on the host hang. If `is_on` is False, let the hanging calls return."""
         ...
 
     def power_cut(self, host: str) -> None:

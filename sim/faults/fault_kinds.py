@@ -379,8 +379,8 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
             "bit-flip" damages the newest complete epoch, provided that an older complete epoch exists. If there is none, the fault tries
             again until the duration `for` has passed.
         restart_after: time until the host restarts after a power cut. The value "" means that the host does not restart.
-        failpoint: name of the failpoint that raises OSError once. Without it, disk operations fail for the duration `for`. This key
-            requires the mode "eio".
+        failpoint: name of the failpoint that raises OSError once. Without a failpoint, disk operations fail for the duration `for`. This
+            key requires the mode "eio".
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (

@@ -1,4 +1,5 @@
-"""Executes a scenario's faults. The executor's clock determines when each fault begins and ends. In the end, all faults are healed.
+"""Executes a scenario's faults. The executor's clock determines when each fault begins and ends. After the last fault, all faults are
+healed.
 
 Theory of operation
 -------------------
@@ -6,10 +7,10 @@ For each kind of fault, one method begins the fault and chooses its target at ra
 index in the scenario.
 
 *Conditions.* Faults may overlap. For example, two partitions may cut the same pair of nodes, or two crashes may hit one host. So each fault
-contributes its own part to a condition of a node or link. When a fault ends, it removes only its own part. The condition remains while any
-part is left. If a condition has a value, the parts together determine it: the lowest speed, the highest loss rate, the sum of all clock
-skews, or the most recently set delay. Invariant: the parts of all conditions determine the executor's state. The invariant does not cover
-the executor's own actions, such as restarting a node that was killed at a failpoint.
+contributes its own part to a condition of a node or link. When a fault ends, it removes only its own part. A condition remains while any of
+its parts is left. If a condition has a value, the parts together determine it: the lowest speed, the highest loss rate, the sum of all
+clock skews, or the most recently set delay. Invariant: the parts of all conditions determine the executor's state. The invariant does not
+cover the executor's own actions, such as restarting a node that was killed at a failpoint.
 
 *Partitions* cut the traffic between pairs of nodes, in one or both directions. The shapes of partitions are taken from Jepsen's nemeses.
 Hosts and coordinators are both nodes, so a partition may split the hosts, split the coordinators, or separate hosts from coordinators.
@@ -90,7 +91,7 @@ class Conditions:
             self._settle(condition)
 
     def relieve(self, condition: Condition, part: Part = ()) -> None:
-        """Remove one part of a condition. If this changes the condition, update the executor's state."""
+        """Remove one part of a condition. If the removal changes the condition, update the executor's state."""
         parts = self._parts[condition]
         parts.remove(part)
         if not parts:
@@ -397,7 +398,7 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Disconnect nodes one after another during the first half of the fault. Reconnect them in a different order during the second
+        """Disconnect nodes one after another during the first half of the fault. Reconnect the nodes in a different order during the second
         half."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
@@ -587,7 +588,7 @@ def check_budget(scenario: Scenario) -> None:
     A fault without a named target counts as a failure of a further node.
 
     Raises:
-        UsageError: If the faults exceed the budget. The message explains what to change.
+        UsageError: If the faults exceed the budget. The error message explains what to change.
     """
     for problem in budget_problems(scenario) if scenario.budget == "within" else ():
         raise UsageError(f'{scenario.name}: {problem}, or say budget = "beyond"')

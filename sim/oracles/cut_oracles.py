@@ -13,10 +13,10 @@ definitions.
   stored messages in transit, followed by the sender's outbox.
 
 *Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch was either gone before the epoch or
-created after it. If the agent was gone, all its messages count as sent inside the cut. If it was created later, none do. An agent counts as
-gone if it has stopped and the message that created it left its parent inside the cut. Messages to an agent that is leaving or gone become
-dead letters, so the channels to such agents are not compared. For any other agent outside the epoch, no message may have left its sender
-inside the cut.
+created after it. If the agent was gone, all its messages count as sent inside the cut. If the agent was created later, none of its messages
+count. An agent counts as gone if it has stopped and the message that created it left its parent inside the cut. Messages to an agent that
+is leaving or gone become dead letters, so the channels to such agents are not compared. For any other agent outside the epoch, no message
+may have left its sender inside the cut.
 
 *Vector clocks* detect orphans without channel counts. A cut is consistent if and only if no agent depends on more turns of another agent
 than are inside the cut (Mattern 1989). Vector clocks do not cover messages in outboxes.

@@ -600,7 +600,7 @@ class GroundTruth:
             channel.consumed_at.append(turn)
 
     def _consume_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
-        """Report a consumed payload that is not the channel's next message. Void messages before it are permitted."""
+        """Report a consumed payload that is not the channel's next message, where void messages are skipped."""
         self._skip_void(channel, turn)
         index = len(channel.consumed_at)
         if index < len(channel.sent) and channel.sent[index] == payload:

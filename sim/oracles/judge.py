@@ -135,8 +135,7 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image that has just been captured. If a CaptureState command captured it, `basis` is "coordinated". Otherwise a
-        TakeCheckpoint command captured it."""
+        """Record an image that a TakeCheckpoint or CaptureState command has just captured. For CaptureState, `basis` is "coordinated"."""
         if control.is_born:
             self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":

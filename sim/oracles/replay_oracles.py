@@ -31,8 +31,8 @@ The oracles above detect a replayed turn that diverges. The search for reasons o
 the turn's handler uses and that checkpoints do not contain. With its result, the violation can name a line of code. The search follows a
 handler's bytecode through the functions and classes of the agents' own modules. The search records which global variables and class
 attributes the handler uses, and where it calls clocks or random generators. The values of these variables are recorded before an agent
-class runs its first turn. The reported reason is a variable whose value has changed by the end of the run. If there is none, it is one of
-the calls.
+class runs its first turn. The reported reason is a variable whose value has changed by the end of the run. If no variable has changed, the
+reported reason is a call of a clock or random generator.
 
 The next run in this process starts with the variables' original values, as in a new process, unless other code has changed them.
 
@@ -124,8 +124,8 @@ class Variable:
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """Return the values that earlier runs in this process have left in variables, and the values that the variables had before. The
-        user's module stores both kinds of values."""
+        """Return the values that earlier runs in this process have left in variables, and the values that the variables had before. Both
+        kinds of values are stored in the user's module."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
@@ -225,7 +225,7 @@ def relative(text: str) -> str:
 
 
 def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) -> tuple[str, str] | None:
-    """Return a handler that uses a changed variable, with the reason to report. If possible, it is a handler that sets the variable."""
+    """Return a handler that uses a changed variable, with the reason to report. Prefer a handler that sets the variable."""
     of_key = [(name, use) for name, each in uses.items() for use in each if use.key == key and not use.is_call]
     if not of_key:
         return None

@@ -170,7 +170,7 @@ def draw_run(
         events_max: maximum number of events to show. The diagram shows the events around the first violation or, if there is none, the last
             events.
         agents_max: maximum number of agents to show.
-        is_read_from_end: whether readers see the right end of a wide diagram first. If so, the legend is placed there.
+        is_read_from_end: whether readers see the right end of a wide diagram first, so that the legend is placed there.
     """
     scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
     return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
@@ -315,8 +315,8 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """For each agent, return when its initial host first went down, and the earlier of two times: when the agent next acted and when the
-    host came back."""
+    """For each agent whose initial host went down, return when it first went down, and when the agent next acted or the host came back,
+    whichever was earlier."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))

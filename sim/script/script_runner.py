@@ -6,7 +6,8 @@
 
 The command `fleet a b c protocol=NAME` creates a fleet. The protocol NAME is chandy-lamport (the default, with epoch stamps as in
 production), markers, koo-toueg, uncoordinated, or one of the communication-induced protocols. The protocol markers is the original
-Chandy-Lamport algorithm, where `channels=a->b,b->a` lists the channels. By default, there are all channels.
+Chandy-Lamport algorithm, where `channels=a->b,b->a` lists the channels. By default, there is a channel from every agent to every other
+agent.
 
     all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
     all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)

@@ -12,9 +12,9 @@ Each agent keeps two tables, which cover the time since its last permanent or te
 last message received from j, and `first_sent[j]` the number of the first message sent to j. An entry that is missing counts as 0.
 
 1. An agent takes a *tentative* checkpoint if it is an initiator, or if an agent p requests one with a message number v such that 0 <
-   first_sent[p] <= v. The inequality means that p has received a message that this agent sent after its last checkpoint. If an agent
-   already has a tentative checkpoint in the round, it answers yes to further requests. If an agent receives a request for a checkpoint that
-   it does not need, it answers yes without taking one.
+   first_sent[p] <= v. The condition 0 < first_sent[p] <= v means that p has received a message that this agent sent after its last
+   checkpoint. If an agent already has a tentative checkpoint in the round, it answers yes to further requests. If an agent receives a
+   request for a checkpoint that it does not need, it answers yes without taking one.
 2. When an agent takes a tentative checkpoint, it saves both tables and empties them. The agent then requests a checkpoint from every agent
    j in the saved `received_from`, and passes the saved number along.
 3. Between its tentative checkpoint and the decision, an agent starts no turn, and no message leaves its outbox.
@@ -31,13 +31,13 @@ checkpoint. So the set of participants is the smallest that contains the initiat
 since its permanent checkpoint include one that p has received.
 
 Recovery with survivors. Let P be the permanent checkpoints and L the recovery line of a plan. L contains the live state of each surviving
-agent and the permanent checkpoint of each agent that is rolled back. If that checkpoint is unreadable, L contains an older one. The tables
-of survivors need not change. An agent's tables contain only message numbers from its own permanent checkpoint to its current state. A
-survivor keeps both. The tables of an agent that is rolled back are empty, because its current state is its permanent checkpoint (see
-`restart`). Reused message numbers are unambiguous, since a rollback reuses only numbers of messages that were sent outside L. L is
-consistent, so each message that a survivor has received from a rolled-back agent was sent inside L. Each message that a survivor has sent
-to a rolled-back agent since its own permanent checkpoint is delivered again under its old number. For each agent, the new permanent
-checkpoint is the earlier of its entries in P and L, and the minimum of two consistent cuts is consistent.
+agent and the permanent checkpoint of each agent that is rolled back. If an agent's permanent checkpoint is unreadable, L contains an older
+checkpoint of the agent. The tables of survivors need not change. An agent's tables contain only message numbers from its own permanent
+checkpoint to its current state. A survivor keeps both. The tables of an agent that is rolled back are empty, because its current state is
+its permanent checkpoint (see `restart`). Reused message numbers are unambiguous, since a rollback reuses only numbers of messages that were
+sent outside L. L is consistent, so each message that a survivor has received from a rolled-back agent was sent inside L. Each message that
+a survivor has sent to a rolled-back agent since its own permanent checkpoint is delivered again under its old number. For each agent, the
+new permanent checkpoint is the earlier of its entries in P and L, and the minimum of two consistent cuts is consistent.
 
 An agent that joins starts with empty tables. The permanent checkpoint of a joining agent is its state before its creation, so the message
 that creates it counts as received since that checkpoint.
@@ -57,7 +57,8 @@ The caller of an agent's core has the following duties.
 2. Store in the tentative checkpoint the image that `freeze` returns immediately after `TakeTentative`. Send an `Answer` only after the
    checkpoint is durable. If the checkpoint cannot be stored, pass `TentativeFailed` to the core, and send only the answer that it returns
    for this event.
-3. Report each message's number when the message leaves the outbox and when a turn consumes it. Keep the order of the channel.
+3. Report each message's number when the message leaves the outbox and when a turn consumes it. Report the numbers in the order of the
+   channel.
 4. Deliver a round's decision to every agent that received a request in the round, before any request of a later round. Requests and
    decisions may be duplicated or delayed.
 5. Abort the open round when a recovery plan is made. Deliver every decision to each survivor before the survivor reports its live state.
@@ -114,7 +115,7 @@ class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The coordinator requests a checkpoint in `round`. The request may be duplicated or delayed.
+    """The coordinator requests a checkpoint from this agent in `round`. The request may be duplicated or delayed.
 
     Attributes:
         by: the agent on whose behalf the coordinator requests the checkpoint, or None if this agent is an initiator.
@@ -214,8 +215,8 @@ class KooTouegCore:
             requests of older rounds.
         received_from: for each sender, the number of the last message received since this agent's last checkpoint.
         first_sent: for each receiver, the number of the first message sent since this agent's last checkpoint.
-        _is_decided: whether this agent knows the decision of `round`. If so, further requests of the round are ignored.
-        _is_refused: whether this agent has answered no in `round`. If so, the agent repeats this answer for each further request of the
+        _is_decided: whether this agent knows the decision of `round`, so that it ignores further requests of the round.
+        _is_refused: whether this agent has answered no in `round`. If it has, the agent repeats this answer for each further request of the
             round.
         _asked_by: the agent on whose behalf the tentative checkpoint was requested.
         _saved: the tables as they were before the tentative checkpoint, or None if there is no tentative checkpoint.
@@ -240,8 +241,8 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether the agent has a tentative checkpoint whose round is undecided. If so, the caller must start no turn and send no
-        message from the outbox."""
+        """Return whether the agent is blocked, which means that it has a tentative checkpoint whose round is undecided. While the agent is
+        blocked, the caller must start no turn and send no message from the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
@@ -392,14 +393,15 @@ class KooTouegCore:
             assert all(number >= 1 for number in table.values()), f"{about}: an entry below 1"
 
     def freeze(self) -> bytes:
-        """Encode the complete state of the core. Every checkpoint contains this encoding. Equal states have equal encodings."""
+        """Encode the complete state of the core. Every checkpoint of the agent contains this encoding. Equal states have equal
+        encodings."""
         live = ChannelTables(self.received_from, self.first_sent)
         image = _Image(self.agent, self.round, self._is_decided, self._is_refused, self._asked_by, live, self._saved)
         return _ENCODER.encode(image)
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Return a core whose state is exactly the encoded state. The core may be blocked. See also `restart`.
+        """Return a core whose state is exactly the encoded state. The agent of this core may be blocked. See also `restart`.
 
         Raises:
             ProtocolError: `image` is not a result of `freeze`.
@@ -537,8 +539,8 @@ class KooTouegRound:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the ids of all agents that were asked for a checkpoint, in ascending order. Each of these agents must receive the
-        decision."""
+        """Return the ids of all agents that were asked for a checkpoint, in ascending order. The caller must send the round's decision to
+        each of these agents."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property

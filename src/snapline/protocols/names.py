@@ -50,5 +50,5 @@ def is_logged(protocol: str) -> bool:
 
 
 def is_autonomous(protocol: str) -> bool:
-    """Return whether agents take checkpoints without a request from the coordinator. If so, the recovery line must be computed."""
+    """Return whether agents take checkpoints without a request from the coordinator, so that the recovery line must be computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG

@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A *policy* is part of a fleet's definition. Users declare it as a value or as text. Each agent has a `PolicyClock`, which receives events
-and decides when a checkpoint is due. A `PolicyClock` neither reads the system's clock nor uses random numbers.
+A *policy* is part of a fleet's definition. Users declare a policy as a value or as text. Each agent has a `PolicyClock`, which receives
+events and decides when a checkpoint is due. A `PolicyClock` neither reads the system's clock nor uses random numbers.
 
 - Under `Every`, a checkpoint is due a fixed time after the last one, plus or minus a pseudorandom jitter.
 - Under `EveryMessages`, a checkpoint is due when the agent has consumed a given number of messages since the last one.
@@ -43,8 +43,8 @@ work between two checkpoints. The expected time is nearly constant around its mi
 - Daly (2006) gives T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C if C < 2M, otherwise T = M. Daly's formula costs at most 0.2 % more than
   the optimum.
 
-C includes only the time for which an agent pauses, not the upload in the background. The upload increases the loss per failure instead. T
-should be longer than the duration of the upload.
+C includes only the time for which an agent pauses, not the upload in the background. The upload of a checkpoint increases the loss per
+failure instead. T should be longer than the duration of the upload.
 """
 
 import math
@@ -300,8 +300,8 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:
-        """Set the number of failures observed so far and the observation time, both since the fleet was started. The new values replace
-        earlier ones.
+        """Set the number of failures observed so far and the observation time, both since the fleet was started. The new values replace the
+        previous ones.
 
         Raises:
             UsageError: a number is negative.

@@ -22,7 +22,7 @@ first n messages. The module computes the following results from these reports.
 A recovery truncates the history: `roll_back` removes all checkpoints and counts after the recovery line, and later checkpoints reuse the
 numbers.
 
-The caller has the following duties.
+The caller of `FleetHistory` has the following duties.
 
 1. Report each agent's checkpoints in order. Report only durable checkpoints. Forward no reports from a replaced incarnation, because
    checkpoint numbers cannot distinguish a late report from a new one.
@@ -50,9 +50,9 @@ advance together. If a climb reaches a requirement that no checkpoint meets yet,
 
 The reasons form a forest whose roots are requirements for missing messages. A reason follows only from the checkpoints and not from L, so
 it remains true when other agents advance. Hence a new checkpoint affects only its own agent and the agents blocked by missing messages from
-it. No other agent is visited. When the reason that blocks an agent disappears, the agent continues its climb where it had stopped. If
-dependencies form a long chain, a new checkpoint still costs only a few steps, whatever the length of the chain. Each count recorded with a
-checkpoint is visited at most once per climb, and usually in only one climb.
+it. The update visits no other agent. When the reason that blocks an agent disappears, the agent continues its climb where it had stopped.
+If dependencies form a long chain, a new checkpoint still costs only a few steps, whatever the length of the chain. Each count recorded with
+a checkpoint is visited at most once per climb, and usually in only one climb.
 
 Three invariants imply that L is the greatest consistent cut: L is consistent, every agent with checkpoints beyond L is blocked, and each
 chain of blocked agents ends at missing messages. `TotalLine` implements guarantees G5 and G7 for the case that all agents fail.
@@ -85,7 +85,7 @@ class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentImage(msgspec.Struct, frozen=True, gc=False):
-    """An agent's stored checkpoints in ascending order, and the report of its live state. There is at least one checkpoint."""
+    """An agent's stored checkpoints (at least one) in ascending order, and the report of its live state."""
 
     agent: str
     checkpoints: tuple[CheckpointImage, ...] = (CheckpointImage(0),)
@@ -431,7 +431,7 @@ class FleetHistory:
 
         Raises:
             NotFoundError: `agent` has not joined.
-            ProtocolError: If a checkpoint is skipped, or if a count has decreased. The history then remains unchanged.
+            ProtocolError: If a checkpoint is skipped or a count has decreased, in which case the history remains unchanged.
         """
         ordinal = self._member(agent)
         last = self._records.last[ordinal]
@@ -463,8 +463,9 @@ class FleetHistory:
             received: for each sender, the number of the last message received from it.
             sent: for each receiver, the number of the last message sent to it.
             turns: number of turns since the agent's creation, or 0 if turns are not counted.
-            taken: number of the agent's newest checkpoint at the time of the report, whether durable or not. None means the last checkpoint
-                passed to `add`. Until this checkpoint is added to the history, `obsolete` ignores the live state (G7).
+            taken: number of the agent's newest checkpoint at the time of the report, whether durable or not. If `taken` is None, the report
+                refers to the last checkpoint passed to `add`. Until this checkpoint is added to the history, `obsolete` ignores the live
+                state (G7).
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -535,8 +536,8 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """For each channel, return the numbers of the messages that are in transit on the recovery line `line`. The key is (sender,
-        receiver). Channels without messages in transit have no entry.
+        """For each channel, return the numbers of the messages that are in transit on the recovery line `line`. The result is keyed by
+        sender and receiver. Channels without messages in transit have no entry.
 
         A channel is included only if its sender or its receiver returns to a checkpoint. If both agents keep their live states, the link
         still holds the messages between them. If the sender keeps its live state, its last report determines which messages it has sent.
@@ -622,7 +623,8 @@ class FleetHistory:
         without an entry in `line` keep their live states.
 
         Raises:
-            NotFoundError: If an agent has not joined, or does not have the checkpoint in `line`. The history then remains unchanged.
+            NotFoundError: If an agent has not joined or does not have the checkpoint in `line`, in which case the history remains
+                unchanged.
         """
         for ordinal, place in enumerate(self._places_of(line)):
             if place != LIVE:

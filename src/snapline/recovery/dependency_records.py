@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 A dependency record contains the numbers of the last message sent and received on each channel. Most of these numbers do not change between
-two checkpoints, so only changes are stored. Each change is stored twice. One copy, with the checkpoint, serves to step from checkpoint to
-checkpoint, and the other, in a column of its channel, serves for searches. In a column, both the checkpoint numbers and the message counts
-are strictly increasing, so a search needs only one bisection.
+two checkpoints, so only changes are stored. Each change of a number is stored twice. One copy, with the checkpoint, serves to step from
+checkpoint to checkpoint, and the other, in a column of its channel, serves for searches. In a column, both the checkpoint numbers and the
+message counts are strictly increasing, so a search needs only one bisection.
 
 - Bisecting the checkpoint numbers finds the count of messages sent or received at a checkpoint.
 - Bisecting the counts finds the first checkpoint that has sent message number c, or has received more than c messages.
@@ -193,7 +193,7 @@ class Records:
         unchanged count are ignored.
 
         Raises:
-            ProtocolError: If a count is lower than the count at an earlier checkpoint. The checkpoint is then not added.
+            ProtocolError: If a count is lower than the count at an earlier checkpoint, in which case the checkpoint is not added.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -543,8 +543,8 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """For each channel, return the numbers of the messages sent but not received inside `cut`. The key is (sender, receiver). Channels
-    without messages in transit have no entry.
+    """For each channel, return the numbers of the messages sent but not received inside `cut`. The result is keyed by sender and receiver.
+    Channels without messages in transit have no entry.
 
     A receiver outside the cut has received nothing, so the first message to an agent that has not been created yet is in transit. Messages
     to an agent in `gone` are dead letters.

@@ -26,8 +26,8 @@ the following algorithms must agree on it.
   always its last ones, so one number per agent is sufficient, and each message is examined once.
 - `recovery_line_by_checkpoints` uses the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors. An
   edge leads from each node to the next node of the same agent. For each message, an edge leads from the checkpoint that begins the interval
-  of its send to the checkpoint that ends the interval of its receive. The roots are initially each agent's last node. As long as a root is
-  reachable from a root, it is replaced by the agent's last node that is not reachable from any root.
+  of its send to the checkpoint that ends the interval of its receive. The *roots* are initially the last nodes of all agents. As long as a
+  root is reachable from any root, that root is replaced by its agent's last node that is not reachable from any root.
 - `rounds` rolls agents back in synchronous rounds: in each round, all receivers of orphans roll back at the same time. The rounds show
   which agents forced others to roll back, which is the domino effect (Randell 1975).
 
@@ -159,7 +159,7 @@ class Round(msgspec.Struct, frozen=True):
     """One round of the domino effect.
 
     Attributes:
-        moved: for each agent that rolls back in this round, the checkpoint to which it returns. The order is that of the trace's agents.
+        moved: for each agent that rolls back in this round, the checkpoint to which it returns. Agents are in the order of the trace.
         orphans: ids of the orphans that caused the round, in send order. The list is empty in the first round, which rolls the failed
             agents back.
     """

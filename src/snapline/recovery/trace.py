@@ -138,7 +138,7 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
     """Read a trace from its lines. The lines may end with newlines.
 
     Raises:
-        TraceError: If a line is invalid or contradicts earlier lines. The message names these lines.
+        TraceError: If a line is invalid or contradicts earlier lines. The error message names the lines concerned.
     """
     return _read(lines).trace()
 
@@ -209,7 +209,7 @@ class _Reader:
         return Trace(list(self._histories), events)
 
     def read(self, number: int, item: _Line) -> None:
-        """Add an item, which line `number` of the trace contains."""
+        """Add the item that line `number` of the trace contains."""
         self._is_empty = False
         match item:
             case MessageSent():

@@ -13,7 +13,7 @@ Chung, Lin and Fuchs 1995).
 On the R-graph (defined below), a failure of agent i undoes all intervals that are reachable from i's live interval. Assign to each interval
 the set of agents from whose live intervals it is reachable. From one interval of an agent to the next, the set can only grow. Checkpoint x
 of agent j is on the recovery line for a failure of i if and only if I(j,x) is the first of j's intervals whose set contains i. So c(j,x) is
-kept if and only if the set grows at I(j,x). Each set is stored as the bits of an integer and passed once along each edge between
+kept if and only if the set grows at I(j,x). Each set of agents is stored as the bits of an integer and passed once along each edge between
 components. So all N lines together take one pass over the messages instead of N passes.
 
 This rule assumes that all live states are known, as in a trace. If agents report their states at different times, first compute the
@@ -423,8 +423,8 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
     Args:
         trace: the execution.
         failed: the agents that fail. None means all agents.
-        protocol: the protocol that decides where to force checkpoints. "none" drops all forced checkpoints. None keeps the forced
-            checkpoints in `trace`.
+        protocol: the protocol that decides where to force checkpoints. The protocol "none" drops all forced checkpoints. If `protocol` is
+            None, the forced checkpoints in `trace` are kept.
 
     Raises:
         UsageError: an agent is not in the trace, or the protocol does not exist.

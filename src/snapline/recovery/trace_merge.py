@@ -27,14 +27,14 @@ resulting gaps by the following rules.
 - An agent may be missing from all lines of a plan because it was not placed, or because the host that should have loaded it died too early.
   If an agent that is missing from the plan has events under it, the agent was created again, so it returns to checkpoint 0. If an agent
   that is missing from the plan has no events under it, the agent keeps its latest state that has received no undone message. If the agent
-  had left the fleet, that state is its last one. If its creation is undone, there is no such state. If the agent was not loaded, its true
-  state is not later than that state, and the next plan shows it.
+  had left the fleet, that state is its last one. If the agent's creation is undone, there is no state to keep. If the agent was not loaded,
+  its true state is not later than that state, and the next plan shows it.
 - If a recovery line contains a checkpoint that was not traced, the checkpoint is the agent's next one, after all its traced events. A
   tentative checkpoint is traced only when its round commits, and the host may have died in between.
 
 A checkpoint number may be missing from the trace because the agent's state could not be saved, or because the agent did not exist yet. To
-keep the numbering, the merge inserts the missing checkpoint directly after the previous checkpoint, with the same state. No rollback
-returns to a later state than that of the previous checkpoint.
+keep the numbering, the merge inserts the missing checkpoint directly after the previous checkpoint, with the same state. The inserted
+checkpoint has this state because the agent cannot return to any later state before its next saved checkpoint.
 
 Traces of sampled messages are merged in the same way. The result describes only the sampled messages. Markers are skipped.
 

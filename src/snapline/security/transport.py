@@ -501,8 +501,8 @@ class DistrustTracker:
 
 
 async def distrust_reason(security: Security, address: str, *, role: str, name: str) -> str | None:
-    """Return a message that explains why the peer or this process rejects a certificate. Return None if neither does, or if no peer
-    answers."""
+    """Return a message that explains why the peer or this process rejects a certificate. Return None if neither rejects a certificate, or
+    if no peer answers."""
     if not security.is_tls:
         return None
     try:
