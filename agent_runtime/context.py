@@ -321,9 +321,9 @@ class Context:
         """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
         The turn waits for the step, and meanwhile other agents run. In a plain turn, no checkpoint is taken until the turn ends, and all
-        steps run again if the turn is retried or is repeated by a recovery. In a durable turn, the result of a completed step is recorded in the journal and
-        the host log. A recovery does not run a completed step again, unless the rerun turn has a different history. A step that was still
-        running at the time of the failure is run again.
+        steps run again if the turn is retried or is repeated by a recovery. In a durable turn, the result of a completed step is recorded
+        in the journal and the host log. A recovery does not run a completed step again, unless the rerun turn has a different history. A
+        step that was still running at the time of the failure is run again.
 
         Args:
             timeout_s: time limit of each attempt. After the timeout, a function in a thread continues to run, but its result is discarded.

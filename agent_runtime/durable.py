@@ -437,7 +437,8 @@ def reply_payload(call: bytes, payload: bytes) -> bytes:
 
 
 def read_call(payload: bytes) -> tuple[bytes, bytes]:
-    """Return the id of the call, and the message without the wrapper that marks it as a call. If the payload is not a call, the id is b""."""
+    """Return the id of the call, and the message without the wrapper that marks it as a call. If the payload is not a call, the id is
+    b""."""
     if not payload.startswith(CALL):
         return b"", payload
     end = len(CALL) + CALL_ID_BYTES

@@ -266,7 +266,8 @@ class Fleet:
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
-        """Return a digest that is equal on all hosts with the same fleet definition. The coordinator rejects hosts with a different digest."""
+        """Return a digest that is equal on all hosts with the same fleet definition. The coordinator rejects hosts with a different
+        digest."""
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)

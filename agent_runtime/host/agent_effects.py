@@ -105,7 +105,8 @@ class AgentEffects:
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
     def _is_in_effect(self, intent: EffectIntent) -> bool:
-        """Return whether this compensation must not be called, because its effect was already undone or belongs to a turn that succeeded."""
+        """Return whether this compensation must not be called, because its effect was already undone or belongs to a turn that
+        succeeded."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
             return False
@@ -125,7 +126,8 @@ class AgentEffects:
         self.made = [*[other for other in self.made if other.key != made.key], made]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
-        """Open a new effect, which the turn then waits for. `number` is the number of the agent's output that contains the effect's intent."""
+        """Open a new effect, which the turn then waits for. `number` is the number of the agent's output that contains the effect's
+        intent."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
         knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
@@ -161,7 +163,8 @@ class AgentEffects:
         return known.late_s if known is not None and is_it else 0.0
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """Record the end of the open effect. If the effect failed, `late_s` is the time in seconds for which its last call may still run."""
+        """Record the end of the open effect. If the effect failed, `late_s` is the time in seconds for which its last call may still
+        run."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")

@@ -275,7 +275,8 @@ class ChannelEnds:
                 self.end_inlet(awaited)
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """Close the receiving end of a channel whose sender has left. The receiving end is removed once its last message has been consumed."""
+        """Close the receiving end of a channel whose sender has left. The receiving end is removed once its last message has been
+        consumed."""
         if inlet is None or inlet.owner is None:
             return
         if inlet.consumed < inlet.arrived:
@@ -333,7 +334,8 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
-        """Connect this component to the components of the host core above it. Functions that are called often are bound to attributes here."""
+        """Connect this component to the components of the host core above it. Functions that are called often are bound to attributes
+        here."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 

@@ -259,7 +259,8 @@ class HostCore:
         return self.links.has_batch
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Check the `hello` of the peer that opened a stream. Return the refusal to send to the peer, or None if the stream is acceptable."""
+        """Check the `hello` of the peer that opened a stream. Return the refusal to send to the peer, or None if the stream is
+        acceptable."""
         return self.links.judge(hello)
 
     def validate(self) -> None:

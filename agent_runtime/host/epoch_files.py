@@ -512,7 +512,8 @@ class LoadProgress:
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
-        """`limit_s` is the longest time in seconds for which a single call of user code counts as progress, or None if there is no limit."""
+        """`limit_s` is the longest time in seconds for which a single call of user code counts as progress, or None if there is no
+        limit."""
         self._now_ns = now_ns
         self._limit_s = limit_s
         self._steps = 0

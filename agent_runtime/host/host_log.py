@@ -404,7 +404,8 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """Log that the effect that the turn waits for is about to be called. When this record is durable, `MarkHandler.marked` is called."""
+        """Log that the effect that the turn waits for is about to be called. When this record is durable, `MarkHandler.marked` is
+        called."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))

@@ -168,7 +168,8 @@ class TurnSpans:
         return 0 if self._last_spans.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Handle the end of a turn or a segment. Return the event, with the trace's tail added to all messages, spawns, outputs and timers."""
+        """Handle the end of a turn or a segment. Return the event, with the trace's tail added to all messages, spawns, outputs and
+        timers."""
         opened = self.open.get(event.agent)
         if opened is None or opened.incarnation != event.incarnation:
             return event

@@ -370,7 +370,8 @@ class CallLedger:
         )
 
     def restore(self, image: LedgerImage) -> None:
-        """Restore the ledger's content from a cut. All running handlers and pending work belong to the discarded history and are dropped."""
+        """Restore the ledger's content from a cut. All running handlers and pending work belong to the discarded history and are
+        dropped."""
         self._ordinal = image.ordinal
         self.pending = {call.id: call for call in image.pending if not call.is_listed}
         self.unsettled = {call.id: call for call in [*image.unsettled, *image.pending] if call.is_listed}
@@ -510,7 +511,8 @@ class Serialize(Protocol):
 
 
 class HandlerRun(NamedTuple):
-    """A running handler. `handling` is None if the caller is not a member of the fleet. `plan` is the plan under which the handler began."""
+    """A running handler. `handling` is None if the caller is not a member of the fleet. `plan` is the plan under which the handler
+    began."""
 
     handling: HandlerExecution | None
     plan: int

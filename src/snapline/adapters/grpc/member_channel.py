@@ -104,7 +104,8 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Repeat a call that is already in the ledger and that no caller awaits. The call was made either before a recovery or by `send`."""
+        """Send a call that is already in the ledger and that no caller awaits. The call was made either before a recovery or by
+        `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:

@@ -88,7 +88,8 @@ class QuiescenceGate:
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
-        """Return whether a thread may enter the gate. If the result is True, the caller must call `enter` in the same atomic piece of work."""
+        """Return whether a thread may enter the gate. If the result is True, the caller must call `enter` in the same atomic piece of
+        work."""
         if not self._is_wanted(now_ns):
             return True
         elapsed = (now_ns - self._wanted_since_ns) // PATIENCE_NS

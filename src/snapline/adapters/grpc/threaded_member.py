@@ -336,7 +336,8 @@ class ThreadedChannel(grpc.Channel):
 
 
 class ThreadedMethod:
-    """A stub method that behaves like gRPC's multi-callables. `timeout`, `metadata` and all other options have the same meaning as in gRPC."""
+    """A stub method that behaves like gRPC's multi-callables. `timeout`, `metadata` and all other options have the same meaning as in
+    gRPC."""
 
     __slots__ = ("_answers_stream", "_asks_stream", "_made", "_make", "_threads")
 
@@ -379,7 +380,8 @@ class ThreadedMethod:
         return sent
 
     def decoded(self, answer: CallAnswer) -> Any:
-        """Return the response in an answer, or a list of all responses if the response is a stream. Raise grpc.RpcError if the call failed."""
+        """Return the response in an answer, or a list of all responses if the response is a stream. Raise grpc.RpcError if the call
+        failed."""
         if answer.code:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         decoded = self._method().decoded
@@ -641,7 +643,8 @@ class ThreadedMember:
         self._threads.step(lambda: self._threads.start(function))
 
     def sleep(self, seconds: float) -> None:
-        """Sleep like `time.sleep`, but mark the thread as outside the gate, as in `outside`. If the fleet rolls back, the sleep ends early."""
+        """Sleep like `time.sleep`, but mark the thread as outside the gate, as in `outside`. If the fleet rolls back, the sleep ends
+        early."""
 
         async def slept(reenter: Reenter) -> None:
             await asyncio.sleep(seconds)

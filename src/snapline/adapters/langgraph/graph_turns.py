@@ -60,7 +60,8 @@ class SteppedThread:
         return self._outcome()
 
     def wait(self, wanted: Awaitable[Any]) -> Any:  # the awaitable's result
-        """Let the caller of `run` await `wanted`, and block the thread until the result is available. Call this method only in the thread."""
+        """Let the caller of `run` await `wanted`, and block the thread until the result is available. Call this method only in the
+        thread."""
         with self._waiting:  # serializes calls by threads that a node may have created
             if self._is_over:
                 getattr(wanted, "close", lambda: None)()

@@ -61,7 +61,8 @@ class ActorChannel:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """Return a callable that calls the given method of the actor. The callable takes a request and returns a response, both as bytes."""
+        """Return a callable that calls the given method of the actor. The callable takes a request and returns a response, both as
+        bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":

@@ -86,7 +86,8 @@ class RankWriter:
     def __init__(
         self, store: Store, planned: PlannedSave, *, base: dict[bytes, ChunkReference], tables: ItemTables
     ) -> None:
-        """Create a writer. `base` contains all chunks of the base epoch. `tables` contains the chunk tables of the items in the base epoch."""
+        """Create a writer. `base` contains all chunks of the base epoch. `tables` contains the chunk tables of the items in the base
+        epoch."""
         self.tables: ItemTables = {}
         self.sizes: list[int] = []
         self._store = store

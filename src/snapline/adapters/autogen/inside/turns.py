@@ -131,7 +131,8 @@ class ProgramRegistry:
         return agent.type in self._factories
 
     async def make(self, agent: AgentId, runtime: Any) -> Any:
-        """Create an object for this agent. Raise LookupError if the agent's type is not registered, and any error that the factory raises."""
+        """Create an object for this agent. Raise LookupError if the agent's type is not registered, and any error that the factory
+        raises."""
         if agent.type not in self._factories:
             raise LookupError(f"no agent type {agent.type!r} is registered")
         factory = self._factories[agent.type]
