@@ -1,11 +1,12 @@
 """Planned moves of agents between hosts, and the measured load of hosts, by which plans place agents.
 
-*Moves.* Operators move agents by draining a host or by spreading the agents evenly. As after a failure, agents move by a recovery plan,
-but the plan starts from an epoch taken for the move. No work is therefore lost, and only turns that run while that epoch is being taken
-are repeated. In autonomous protocols, no such epoch is needed, because the plan itself stores the agents' live states as an epoch.
+*Moves.* Agents move when an operator drains a host or requests that agents be spread evenly. Agents move by a recovery plan, as after a
+failure, but this plan starts from an epoch taken for the move. A move therefore loses no work, and only turns that run while its epoch is
+being taken are repeated. In autonomous protocols, a move needs no epoch of its own, because the plan itself stores the agents' live states
+as an epoch.
 
-Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). Otherwise, the outcome of running
-effects would be in doubt after the plan.
+Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). If effects were still running, the plan
+would leave their outcome in doubt.
 
 The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to spread agents
 evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if necessary.
@@ -16,7 +17,7 @@ average number of turns per agent and second. Counts are recorded only while the
 Because an idle agent still uses memory, it is weighted as if it took one turn per second. Invariants:
 
 1. Measurements are discarded when the plan changes, because another plan places agents differently.
-2. If at least one host of the plan has not been measured, no measurement is used. Otherwise, agents would all move to the unmeasured hosts.
+2. If any host of the plan has not been measured, no measurement is used, because otherwise all agents would move to unmeasured hosts.
 3. Measurements alone decide nothing. The weights are written to the plan's log entry, from which every replica computes the same placement.
    A new leader has no measurements yet, so it places agents by the number of agents per host.
 """
@@ -46,7 +47,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Operators' requests to move agents. Only the drain marks in the log are durable."""
+    """Operators' requests to move agents. Of this state, only the drain marks are durable, because they are in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
@@ -74,7 +75,7 @@ class Moves:
 
     @property
     def is_moving(self) -> bool:
-        """Return whether agents are about to move. No periodic epoch begins while this is the case."""
+        """Return whether agents are about to move. No periodic epoch begins while agents are about to move."""
         return self._moving is not None
 
     @property
@@ -173,8 +174,8 @@ class Moves:
         return cached[1]
 
     def _is_line_complete(self, moving: _Moving) -> bool:
-        """Return whether the plan can start without losing an open epoch: the epoch for the move is complete, and no other epoch is open.
-        In autonomous protocols, always return True."""
+        """Return whether the epoch for the move is complete and no other epoch is open, so that the plan loses no open epoch. In
+        autonomous protocols, this method always returns True."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 

@@ -1,4 +1,4 @@
-"""Core of the coordinator's leader. It makes all decisions and holds no state that must survive a change of leader.
+"""Core of the coordinator's leader. The leader core makes all decisions and holds no state that must survive a change of leader.
 
 Theory of operation. The replicated state (`fleet_state.py`) contains everything on which the replicas have agreed. The core contains only
 work in progress: streams, reports, timers and pending proposals. After every event, the core compares its work with the replicated state
@@ -9,8 +9,8 @@ from the replicated state alone, because
 - the leader resends its directives, which are idempotent, on every new stream;
 - the state machine refuses operations that are late, duplicate or based on an older state.
 
-The parts of the core share one `LeaderState`, and `make_parts` connects them. Each part has references to the parts that it calls, and
-does not know its callers. After every event, the parts compare the replicated state with their own work, in this order:
+All parts of the leader core share one `LeaderState`, and `make_parts` connects the parts. Each part has references to the parts that it
+calls, and does not know its callers. After every event, the parts compare the replicated state with their own work, in this order:
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
     modes/        how epochs are made (the fleet's protocol chooses the mode); the recovery line of fleets whose agents keep sender logs
@@ -188,9 +188,9 @@ class HostRequests:
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the host to write its log, unless the request was refused.
+        """Allow a host to write its log, unless its request was refused.
 
-        If it was refused because the plan was replaced, the host receives the next plan instead.
+        If the request was refused because the plan was replaced, the host receives the next plan instead.
         """
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
@@ -203,8 +203,8 @@ class HostRequests:
         itself has proposed are answered by `modes/checkpoint_modes.py`.
 
         The host gets no answer if the request was refused because its plan was replaced (OVER). A lost host may rejoin before the next
-        plan, so that its agents keep their live states. For these agents, a refusal would mean that their requests to create agents are
-        lost permanently.
+        plan, and its agents may keep their live states. If the host then got a refusal, its agents' requests to create other agents would
+        be lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)

@@ -85,8 +85,9 @@ class EpochReleased(Event, frozen=True, gc=False):
     """The result of a `ReleaseEpoch` command.
 
     Attributes:
-        error: why the outputs may not be durable; empty if they are.
-        damaged_epoch, damaged_path: the epoch and file whose damage caused the error; the epoch is the released epoch or an earlier one.
+        error: why the outputs may not be durable; empty if they are durable.
+        damaged_epoch, damaged_path: number and damaged file of the epoch that caused the error, which is the released epoch or an earlier
+            one.
         inputs: for each agent, the number of the last input that it has consumed in the epoch.
         outputs: for each agent, the number of the last output that it has emitted in the epoch.
     """
@@ -255,8 +256,8 @@ class LineRequested(Event, frozen=True, gc=False):
     number.
 
     Attributes:
-        failures: sets of agents; the agents in each set are assumed to fail together. The answer contains one recovery line for each of
-            these sets.
+        failures: sets of agents; the agents in each set are assumed to fail together. The leader's answer contains one recovery line for
+            each set in `failures`.
     """
 
     request: int
@@ -391,7 +392,7 @@ class SweepStore(Command, frozen=True, gc=False):
     Attributes:
         kept: the complete and condemned epochs, whose data must be kept.
         undecided: epochs that are either open or complete but unpublished.
-        begun: the newest epoch whose data this sweep may delete. This limit prevents a delayed sweep from deleting newer data.
+        begun: the newest epoch whose data this sweep may delete. The limit `begun` prevents a delayed sweep from deleting newer data.
     """
 
     kept: tuple[int, ...]
@@ -400,13 +401,13 @@ class SweepStore(Command, frozen=True, gc=False):
 
 
 class SweepLogs(Command, frozen=True, gc=False):
-    """Command: delete, in the background, all batches of host logs that no epoch needs. It is harmless if the sweep runs late.
+    """Command: delete, in the background, all batches of host logs that no epoch needs. Running this sweep late is harmless.
 
     Attributes:
         plan: number of the current plan.
         epochs: roots of the epochs to which a recovery may return, by epoch number.
         left: for each agent that has left, the lowest epoch that no longer contains it.
-        settled_epoch: the first epoch from which no turn undone by the plan will run again.
+        settled_epoch: number of an epoch from which on no turn undone by the plan will run again.
     """
 
     plan: int
@@ -420,7 +421,7 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         number: number of the agent's checkpoint on the recovery line.
-        base_number: number of the agent's checkpoint in the base epoch; -1 if it has none there.
+        base_number: number of the agent's checkpoint in the base epoch; -1 if the base epoch contains no checkpoint of the agent.
         paths: the packs that contain the agent's checkpoints base_number + 1 to number, in order. Without a checkpoint in the base epoch,
             the paths start at checkpoint 0 for agents in the fleet's definition, and at 1 for agents created later. The tuple is empty if
             the line uses the checkpoint in the base epoch, or if the agent has not been created yet (number 0).
@@ -584,8 +585,8 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
-    """The answer to `ForgetHostRequested`. If `refused` is empty, the host's record has been removed, or the host has returned. Otherwise,
-    `refused` says why the record is kept."""
+    """The answer to `ForgetHostRequested`. If `refused` is empty, the host's record has been removed, or the host has returned. If the
+    record is kept, `refused` says why."""
 
     refused: str = ""
 

@@ -1,16 +1,16 @@
 """How the fleet ends, by its stop condition or after a failure, and how single hosts and this coordinator stop as planned.
 
-*Holds.* Before the fleet or a host ends, or agents move, a hold makes hosts refuse client inputs or stop starting effects. Several
-modules request holds, each for its own reason. The combination of all requested holds is sent to all hosts whenever it changes, and on
-every new stream. Because a new plan ends all holds on the hosts, holds that are still requested are then sent again. A host answers as
-soon as none of its effects is running. Because an effect with retries may take long, the leader stops waiting after QUIESCE_NS, and
-`status` names hosts whose effects are still running.
+*Holds.* Before the fleet or a host ends, or agents move, a hold makes hosts refuse client inputs or stop starting effects. Several modules
+request holds, each for its own reason. All requested holds together are sent to every host whenever they change, and on every new stream.
+Because a new plan ends all holds on the hosts, holds that are still requested are then sent again. A host answers a hold as soon as none
+of its effects is running. Because an effect with retries may take long, the leader stops waiting after QUIESCE_NS, and `status` names hosts
+whose effects are still running.
 
-*Planned ends.* Before a host or this coordinator stops as planned, it waits for a snapshot of all work done so far. First, the hosts
-start no new effects, so that no effect is in doubt afterwards. Once no effect is running, an epoch of all agents begins, even if agents
-checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Work done by a host after that epoch is lost, but
-no answer was sent as final and no effect was called since. If the fleet is not running, hosts may leave at once, because there is no work
-to lose. If the epoch fails, it is retried. The waiting process limits its own wait.
+*Planned ends.* A host or coordinator that stops as planned first waits for a snapshot of all work done so far. Before the snapshot, hosts
+stop starting new effects, so that no effect is in doubt afterwards. Once no effect is running, an epoch of all agents begins, even if
+agents checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Work that a host does after that epoch is
+lost, but by then no answer is sent as final and no effect is called. If the fleet is not running, hosts may leave at once, because there is
+no work to lose. If the epoch for a planned end fails, another epoch is begun. The process that waits for the epoch limits its own wait.
 
 *Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one host at a time. `stop_when` is user code and may hang. If a
 host does not answer within ANSWER_NS, the leader asks another host about the epoch that is newest at that time. Late answers still count,
@@ -18,15 +18,16 @@ because a slow predicate must also be able to end the fleet. A host with an outs
 ask, the fleet continues, and `status` names the hosts with overdue answers. If too many processes died while evaluating `stop_when`, the
 fleet fails.
 
-*The last epoch.* When the answer arrives, the fleet may have continued: later answers were sent as final, outputs were released, and
+*The last epoch.* When a host's answer arrives, the fleet may have continued: later answers were sent as final, outputs were released, and
 effects were called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external
 effect may run for up to TURNS_NS more, because the agent's state contains the effect's result only after the turn. If the evaluated epoch
 is no longer the newest or has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are
-checked only for open effects, until one of them has none. No epoch can complete between the answer and the end: none begins during the
-check, and the log refuses to end the fleet in an older epoch. A new plan cancels the decision, because it starts from an older state.
+checked only for open effects, until one of them has none. No epoch can complete between the final check and the end, because none begins
+during the check, and the log refuses to end the fleet in an older epoch. A new plan cancels the decision, because it starts from an older
+state.
 
-*Shutdown.* The leader proposes the end until it is in the log. Then hosts receive Finish, and the leader's run ends when all hosts have
-left, or after SHUTDOWN_NS. A fleet that stops in an epoch ends only after that epoch's outputs have been released.
+*Shutdown.* The leader proposes the end until it is in the log. Once the end is in the log, hosts receive Finish, and the leader's run ends
+when all hosts have left, or after SHUTDOWN_NS. A fleet that stops in an epoch ends only after that epoch's outputs have been released.
 """
 
 import msgspec
@@ -154,8 +155,8 @@ class Quiescence:
 
 
 class _LastEpoch(msgspec.Struct, frozen=True):
-    """Condition that the last epoch must meet: it began after `begun`, under this plan. Such an epoch contains all work done before
-    effects were held."""
+    """Condition that the last epoch must meet: it began after `begun`, under this plan. An epoch that began after `begun` contains all
+    work done before effects were held."""
 
     plan: int
     begun: int
@@ -345,7 +346,8 @@ class StopQuestion:
 
     @property
     def is_checking_candidate(self) -> bool:
-        """Return whether a possible last epoch is being checked or will be checked soon. No other epoch may begin during the check.
+        """Return whether a possible last epoch is being checked or will be checked soon. No other epoch may begin while a possible last
+        epoch is being checked.
 
         A new epoch would replace the checked epoch as the newest, so with frequent snapshots the check would never succeed.
         """
@@ -374,7 +376,7 @@ class StopQuestion:
                 self._shared.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
 
     def _follow_decision(self) -> None:
-        """Hold inputs once the end is decided, and cancel the decision under a new plan."""
+        """Hold inputs as long as the end is decided, and cancel the decision under a new plan."""
         decided, shared = self._decided, self._shared
         if decided is not None and decided.plan != shared.state.plan_number:
             self._decided, self._evaluated, self._open_effects = None, 0, ()

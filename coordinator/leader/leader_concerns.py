@@ -5,16 +5,16 @@ Each module reports its problems, and `Concerns` adds the start time and the rem
 concerns about unreachable coordinator replicas, expiring certificates, and logs that cannot be written. A concern about missing hosts is
 raised if no host is attached, or if too few hosts are attached for the fleet to start.
 
-*Recovery objectives* are part of the fleet's definition. They limit how much work a failure may undo (RPO) and how long a recovery may
-take (RTO). A log line is written when an objective is first missed, and another when it is met again.
+*Recovery objectives* are part of the fleet's definition. Recovery objectives limit how much work a failure may undo (RPO) and how long a
+recovery may take (RTO). A log line is written when an objective is first missed, and another when it is met again.
 
 *Time.* Objectives are based on wall-clock times in the replicated state, but this core has only a monotonic clock. Because each applied
-operation contains the time of its proposal, the offset between the clocks is known to within one log round trip. Until the first operation
-is applied, a new leader underestimates durations.
+operation contains the time of its proposal, the offset between the clocks is known to within one log round trip. Until it has applied its
+first operation, a new leader underestimates the durations that it compares with the objectives.
 
 The *RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds it. The work at risk grows between epochs, and shrinks when an
-epoch completes. The RPO counts as met again only when an epoch completes in time. Otherwise, a fleet whose epoch interval is slightly too
-long would log a warning for every epoch. The work at risk does not grow while the fleet is not running.
+epoch completes. The RPO counts as met again only when an epoch completes in time. If the RPO counted as met earlier, a fleet whose epoch
+interval is slightly too long would log a warning for every epoch. The work at risk does not grow while the fleet is not running.
 
 The *RTO* is missed when a failure keeps the fleet from running for longer than the RTO. The RTO counts as met again when a later recovery
 is fast enough. Plans for restores and moves are not measured.
@@ -73,8 +73,8 @@ class Concerns:
 
 
 def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
-    """Return concerns about agents that heartbeats report as blocked inside a durable turn. Each named agent has one concern, and each
-    host has one for the number of its remaining blocked agents."""
+    """Return concerns about agents that heartbeats report as blocked inside a durable turn. There is one concern for each named agent, and
+    one per host for the number of its other blocked agents."""
     concerns: list[Concern] = []
     for host in host_sessions.attached():
         session = host_sessions.attached_session(host)

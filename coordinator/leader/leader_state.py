@@ -69,8 +69,8 @@ class LeaderState:
         state: the replicated state; read only.
         now: monotonic time of the event being handled.
         out: commands issued so far for this event.
-        ending: (epoch, outcome, reason) once the leader has decided that the fleet must end, otherwise None. The leader proposes this end
-            until the fleet has ended.
+        ending: (epoch, outcome, reason) once the leader has decided that the fleet must end, otherwise None. The leader proposes the end
+            in `ending` until the fleet has ended.
         damaged: path and reason for each epoch that was found damaged. The leader proposes to condemn each damaged epoch until the
             replicated state records it as condemned.
     """
@@ -113,10 +113,11 @@ class LeaderState:
         return len(self._pending) >= PROPOSALS_MAX
 
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
-        """Handle the outcome of a proposal. Return the proposal with its result, which is None if the proposal was rejected.
+        """Handle the outcome of a proposal. Return the proposal with its result; the result is None if the leader's own proposal was
+        rejected.
 
-        Return None if the outcome is unknown, or if a host's request was rejected. In that case, the operation is proposed again under
-        the same request id.
+        Return None if the outcome is unknown or a host's request was rejected, because the operation is then proposed again. After an
+        unknown outcome, the operation is proposed again under the same request id.
         """
         proposal = self._pending.get(token)
         if proposal is None:

@@ -10,7 +10,7 @@ A recovery plan is needed
 The leader makes a plan in these steps:
 
 1. Wait until every host with agents is attached, has left, or has been lost for longer than the rejoin grace period. A host with a broken
-   stream either reconnects or counts as lost within two seconds. The grace periods do not run while no host is attached. Otherwise, the
+   stream either reconnects or counts as lost within two seconds. Grace periods do not run while no host is attached, because otherwise the
    first host that returns after a power failure would receive all agents. A host evicted for blocking the fleet (`partitions.py`) is
    neither awaited nor used, and a drained host is not used.
 2. Choose as recovery line the newest epoch that is complete, not condemned, *and readable*. Before the plan is committed, the epoch's ref,
@@ -29,16 +29,15 @@ If anything fails during these steps, another plan follows, from the same recove
 at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an agent fails
 repeatedly without a complete epoch in between, or a fork has no readable epoch left.
 
-*Time limits.* A host answers each plan with PlanApplied or PlanRefused. Until then, the host's heartbeats report how much it has loaded.
-A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. A host that sends nothing on an open stream
-is busy, and this time does not count. If no host makes progress, the hosts are not to blame, so the new plan includes all of them. The
-time limit doubles with each such plan until a plan is applied, so that a fleet with one slow loading step can start too.
+*Time limits.* A host answers each plan with PlanApplied or PlanRefused. Until a host answers the plan, its heartbeats report how much it
+has loaded. A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. A host that sends nothing on an
+open stream is busy, and this time does not count. If no host makes progress, the hosts are not to blame, so the new plan includes all of
+them. The time limit doubles with each such plan until a plan is applied, so that a fleet with one slow loading step can start too.
 
 *Restores* are operators' requests to return the fleet to an epoch. Only one restore is active at a time. The plan for a restore is made
 like any other plan, except that it starts from the requested epoch. The log entry of that plan also makes all later epochs void
-(`state/fleet_view.py`). A restore request is identified by the client's token. If the client repeats a request, to this or a later
-leader, it is answered with the plan that the log contains for its token. If a leader dies before that log entry is written, nothing has
-changed.
+(`state/fleet_view.py`). A restore request is identified by the client's token. If the client repeats a request, to this or a later leader,
+it is answered with the plan that the log contains for its token. If a leader dies before that log entry is written, nothing has changed.
 
 *Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback is executed as a restore. A second
 rollback for the same reason is refused until an operator has restored the fleet. The requesting agent waits and loses nothing, because its

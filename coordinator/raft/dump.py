@@ -8,15 +8,15 @@ which it replaces, and adds these properties (H5 of the Raft design; G8, G11):
 - *Verified before use.* A digest covers every byte. This replica's dump is verified whenever it is read, even before it is sent. If the
   dump is damaged, the process ends, whereas the original would start an empty replica. A dump that the leader sends is collected in memory.
   A received dump replaces this replica's file only if it is complete, belongs to the same cluster, and is newer than the applied entries.
-  Otherwise, the received dump is ignored, and the leader sends it again.
+  Any other received dump is ignored, and the leader sends it again.
 - *No pickle, no fork.* Dumps are not made in a child process, because the parent would notice the rename one tick late, when its log has
   already changed.
 
 The process ends on any disk error, and on any error of the function that encodes the state (H3).
 
-Journal and dump differ if the process dies after one of them has changed and before the other is adapted. This difference is harmless,
-because a dump is durable before the log is trimmed, so the dump or the journal contains every entry. On loading its files, the replica
-compares the dump with the journal (H6, in node.py).
+Journal and dump differ if the process dies after one of them has changed and before the other is adapted. A difference between journal and
+dump is harmless, because a dump is durable before the log is trimmed, so one of them contains every entry. On loading its files, the
+replica compares the dump with the journal (H6, in node.py).
 
 The file, version 1
 -------------------
@@ -92,11 +92,11 @@ class DumpFile:
         fileName: path of the dump.
         transmissionBatchSize: size, in bytes, of the pieces that are sent to a follower.
         tryUseFork: must be false, because this class never forks.
-        serializer: function that returns the encoded state. An exception from this function ends the process.
+        serializer: function that returns the encoded state. An exception raised by `serializer` ends the process.
         deserializer: ignored, because `read` returns the state instead.
         serializeChecker: must be None, because a dump is complete when `serialize` returns.
-        cluster, node: cluster and replica that own the dump. The file of another owner is refused.
-        applied: function that returns the index of the last applied entry. A received dump must end after this entry.
+        cluster, node: cluster and replica that own the dump. A dump of another owner is refused.
+        applied: function that returns the index of the last applied entry. Dumps that end at or before this entry are refused.
         term: function that returns the current term. A received dump must not have a later term.
         fail: function that is called with an error message after any failure, and must not return.
     """
@@ -205,8 +205,8 @@ class DumpFile:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def getTransmissionData(self, transmissionID: Hashable) -> tuple[bytes, bool, bool] | None:
-        """Return the next piece of the dump for a follower, and whether this piece is the first and the last. The last piece is always
-        empty. Return None if no dump can be sent now."""
+        """Return (next piece of the dump, whether it is the first, whether it is the last) for a follower. The last piece is always empty.
+        Return None if no dump can be sent now."""
         if self._finished is not None:
             return None
         transfer = self._outgoing.get(transmissionID)

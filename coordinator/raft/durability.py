@@ -6,10 +6,10 @@ file may reappear after a power failure. Readers always see either the old or th
 file behind, the next call overwrites that file.
 
 *Fail-stop.* If a replica kept running after a failed write, it might acknowledge entries or votes that are not on its disk. A running
-replica cannot repair this state. A failed commit must not be retried, because the kernel may have dropped the dirty pages and may report
-success for the next sync. If the disk is full, SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads
-what is really on the disk. The process ends by `os._exit`, so that no handler, `finally` block or other thread can send anything that is
-not durable.
+replica cannot repair a difference between memory and disk. A failed commit must not be retried, because the kernel may have dropped the
+dirty pages and may report success for the next sync. If the disk is full, SQLite drops the whole transaction, so memory is ahead of the
+file. Only a restart reads what is really on the disk. The process ends by `os._exit`, so that no handler, `finally` block or other thread
+can send anything that is not durable.
 """
 
 import logging

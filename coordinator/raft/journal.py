@@ -4,11 +4,11 @@ Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
 Raft is safe only if three things are durable before any message that reveals them is sent: the term, the vote, and the acknowledged entries
 (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all servers"). The
-original pysyncobj syncs none of the three to disk.
+original pysyncobj syncs neither term, vote nor entries to disk.
 
 *Memory first, then the file.* The library reads and changes a list in memory without any I/O. `sync` then updates the file in one
-transaction (*group commit*). The file is therefore always consistent, even after a crash. Up to the index `_file_equal_until`, the rows
-of the file are known to equal the list. Each commit deletes the rows after this index, and adds the missing rows.
+transaction (*group commit*). The file is therefore always consistent, even after a crash. Up to the index `_file_equal_until`, the rows of
+the file are known to equal the list. Each commit deletes all rows after `_file_equal_until`, and adds the missing rows.
 
 *Kept tail (H4).* For every AppendEntries, the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
 of them are unchanged. If the cut were written to disk, a crash at that moment would lose acknowledged entries. `deleteEntriesFrom`
@@ -17,8 +17,8 @@ that entry back into the log. If the terms differ, the entries really conflict, 
 AppendEntries). `put_back` moves the rest of the tail back into the log.
 
 *Never written* are a gap in the log, a term that decreases, an entry of a term that has not begun, two commands with the same index and
-term, and two votes in one term. Each of them would break an assumption in Raft's proof. The process ends before it would write one of
-them, and a file that contains one is refused. A write error also ends the process (H3), without a retry.
+term, and two votes in one term. Each of these errors would break an assumption in Raft's proof. The process ends before it writes such an
+error, and refuses a file that contains one. A write error also ends the process (H3), without a retry.
 
 *The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its write-ahead log
 at every commit, so exactly the committed transactions survive a power failure. The journal itself copies the write-ahead log into the main
@@ -34,7 +34,7 @@ Errors on opening the file are raised as `LogError` with advice. `write` and `ch
 The caller's duties
 -------------------
 1. Call `sync` before sending any reply that reveals earlier changes, and before a leader counts its own confirmation. Safety depends on
-   this rule. (Changes to the term or vote are synced immediately.). Call `put_back` after every message, even if the message could not be
+   this rule. (Changes to the term or vote are synced immediately.) Call `put_back` after every message, even if the message could not be
    handled.
 3. Use the journal from only one thread at a time.
 """
@@ -196,7 +196,7 @@ class JournalFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def _create(self, cluster: str, node: str) -> bool:
-        """If the file is new, create its tables and facts in one transaction. Return whether it was new."""
+        """If the file is new, create its tables and facts in one transaction. Return whether the file was new."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         is_new: bool = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -322,7 +322,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     The constructor opens the file, because pysyncobj's own journals do so too.
 
     Args:
-        path: path of the SQLite file. Its folder is created if missing.
+        path: path of the SQLite file. The file's folder is created if missing.
         cluster, node: cluster and replica that own the log. The file of another owner is refused.
         members: ids of all replicas, sorted and separated by commas. A file that contains other ids is refused. If `members` is empty,
             the ids are not checked.
@@ -392,7 +392,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._entries[item]
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry. If this is the first entry of the tail that was set aside, take it from there."""
+        """Append an entry. If it is the first entry of the tail that was set aside, take it from there."""
         self._check()
         if self._tail:
             kept, kept_idx, kept_term = self._tail[0]
@@ -490,7 +490,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Put the tail back, and make all earlier changes durable. If nothing has changed, this does no I/O."""
+        """Put the tail back, and make all earlier changes durable. If nothing has changed, do no I/O."""
         self._check()
         self.put_back()
         self._commit()

@@ -1,9 +1,9 @@
 """Learners, which are replicas that have lost their logs and may not vote or confirm entries until they have caught up (G8).
 
-Problem. *Problem.* A replica that has lost its disk no longer knows its votes and acknowledgements. As a voter, such a replica could vote
-twice in one term, or help to elect a leader that lacks an entry committed with the replica's confirmation. Because the set of members is
-static, the replica returns under its old id. From its folder alone, the replica cannot distinguish a lost disk from the first start of a
-new cluster.
+Problem. *Problem.* A replica that has lost its disk no longer knows its votes and acknowledgements. As a voter, a replica without its log
+could vote twice in one term, or help to elect a leader that lacks an entry committed with the replica's confirmation. Because the set of
+members is static, the replica returns under its old id. From its folder alone, the replica cannot distinguish a lost disk from the first
+start of a new cluster.
 
 Detection. Every log has a random id. Before a log is first used for voting, it is *marked* outside its folder, in the store
 (`storage/disk/store_files.py`). A replica without any mark has never voted, so it may vote. If a replica finds the mark of a different
@@ -19,15 +19,15 @@ lost.
 1. *The learner has recovered what the lost log acknowledged.* Let x be an entry that the lost log confirmed in a term u. Then x was in a
    leader's log before e existed. The other members of that leader's majority were at term u by then, and one of them is in Q, so u <= t. If
    u = t, then x precedes e in the same leader's log. If u < t and x was committed, the leader of t has x (leader completeness holds,
-   because logs elected that leader, not learners). In all cases, the learner has received every entry up to e.
+   because logs elected that leader, not learners). Whether u = t or u < t, the learner has received every entry up to e.
 2. *The learner does not vote a second time.* In terms below t, the learner no longer votes. In term t, the learner votes for no candidate,
    because its log already ends in t, and a candidate's log for term t ends in a lower term. Suppose that the lost log voted for a candidate
    X in a term later than t. X requested that vote before e existed, so its log does not contain e. To win, X needs the vote of another
    member of Q. If that member voted for X before it confirmed e, its term was already above t, so it could not confirm e. If that member
    votes afterwards, it rejects X, because its own log ends in a term not below t and is newer than X's log. (If the terms are equal, X's
-   log is a prefix without e.).
-Therefore e must be created after the loss (hence the boot count), in the current term, and be confirmed without the learner. It is not
-enough to reach the leader's commit index, because a leader that is cut off reports an outdated one.
+   log is a prefix without e.)
+Therefore e must be created after the loss (hence the boot count), in the current term, and be confirmed without the learner. Reaching the
+leader's commit index is not enough, because a leader that is cut off reports an outdated index.
 
 No leader can be elected if the replicas that are not learners form no majority. `is_majority_lost` detects this.
 """
@@ -74,8 +74,8 @@ class Learner:
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
-        """Return whether the learner must now propose its request, for the first time or again. If it must, record the time of the
-        proposal."""
+        """Return whether the learner must now propose its request, for the first time or again. If the request is due, record the time of
+        the proposal."""
         if now_s < self._asked_at + LEARNER_REQUEST_INTERVAL_S:
             return False
         self._asked_at = now_s

@@ -3,8 +3,8 @@
 pysyncobj distinguishes messages by their keys, and treats an absent key differently from None. For example, an `append_entries` message
 with the key `prevLogIdx` contains entries, and one with `serialized` contains a piece of a dump; either value may be None. The codec
 therefore knows the *shape*, which is the set of keys, of each message that the library sends. The codec preserves exactly which keys are
-present. It refuses messages of any other shape, both when encoding and when decoding. The encoding uses no pickle. `transmission` frames
-cannot be encoded, because the library would unpickle them.
+present. The codec refuses messages with any other shape, both when encoding and when decoding. The encoding uses no pickle. `transmission`
+frames cannot be encoded, because the library would unpickle them.
 
 A *piece* is one message, encoded as a batch that contains only that message. Because protobuf merges concatenated messages, a batch is
 simply the concatenation of its pieces. Each message is encoded only once, on the thread that creates it.

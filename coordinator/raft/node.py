@@ -11,7 +11,7 @@ where the library departs from the paper or is not durable. `SafeSyncObj` enforc
   `sync_journal()`. The transport calls `sync_journal()` between handling messages and sending the answers. A new leader calls
   `sync_journal()` before it counts its own confirmation of its first entry.
 - H4. Entries are removed from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library removes all
-  entries after a matching entry and adds them again. `SqliteJournal` only sets these entries aside, and then puts them back.
+  entries after a matching entry and adds them again. `SqliteJournal` instead sets unchanged entries aside and then puts them back.
 - H6. After a restart, the dump and the journal may differ if the process died between writing the two files. The journal is kept if it
   contains the dump's last entry, replaced if it does not, and refused if there is a gap.
 - H7. The commit index advances only over entries that were compared with the leader's entries.
@@ -147,7 +147,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
         Raises:
             LogError: the installed release of the library has not been reviewed, or a newer log has replaced this replica's log. If a file
-                is damaged, the process ends instead.
+                is damaged, the constructor ends the process.
             StoreError: the log marks cannot be read or written.
         """
         check_release()
@@ -541,8 +541,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_proposals_covered_by_dump(last[1])
 
     def _answer_proposals_covered_by_dump(self, last: int) -> None:
-        """Answer this replica's waiting proposals that the dump covers. Their outcome is unknown, because they may have been committed or
-        replaced."""
+        """Answer this replica's waiting proposals that the dump covers. The outcome of these proposals is unknown, because they may have
+        been committed or replaced."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

@@ -4,7 +4,7 @@ The timing settings are based on measurements with three replicas on one busy ma
 limits are design choices. `SafeSyncObj` adds the file names and the state functions to the settings.
 
 Because the node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, it works only with that release. The
-version and these names are checked at start-up. The tests also compare the hash of every file in the library.
+library's version, and the names that the node uses, are checked at start-up. The tests also compare the hash of every file in the library.
 """
 
 import logging
@@ -110,10 +110,8 @@ class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
     """
 
     def __init__(self, id: str, address: str) -> None:
-        """Args:
-        id: name of the replica in the static list of members, such as `"c1"`. Two nodes with the same id are the same replica.
-        address: `host:port` of the replica's gRPC server.
-        """
+        """Args: id: name of the replica in the static list of members, such as `"c1"`. Two nodes with the same id are the same replica.
+        address: `host:port` of the replica's gRPC server."""
         super().__init__(id, address=address)
         self._hash = zlib.crc32(id.encode())
 

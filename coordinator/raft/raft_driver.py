@@ -5,17 +5,18 @@ Theory of operation
 A `Replica` consists of streams on the event loop, a Raft node on a separate thread, and a driver that connects them.
 
 pysyncobj is single-threaded, except that other threads may propose entries. One thread therefore creates, ticks and destroys the node.
-Other calls (status, leadership transfer) are posted to that thread through the inbox. Answers come back through one queue, and a single
-signal makes the event loop empty the queue.
+Other calls (status, leadership transfer) are posted to the tick thread through the inbox. Answers come back through one queue, and a
+single signal makes the event loop empty the queue.
 
-*Proposals.* The library may never call a proposal's callback, because the frame with the proposal or its answer may be lost. Each
-proposal therefore has a deadline. At the deadline, its outcome is *unknown*, and the caller proposes the same request again. Memory is
+*Proposals.* The library may never call a proposal's callback, because the frame with the proposal or its answer may be lost. Each proposal
+therefore has a deadline. At its deadline, a proposal's outcome is *unknown*, and the caller proposes the same request again. Memory is
 bounded, because at most `IN_FLIGHT_MAX` proposals may be in flight. Further proposals are rejected at once.
 
 *Reads (linearizable, Herlihy and Wing 1990).* Because there are no leases, a leader that is cut off may still answer for a while after its
 successor was elected. Therefore a read waits until an empty entry (a barrier), proposed after the read began, is applied on this replica.
-This replica has then applied everything acknowledged before the read, and the tick thread builds the reply. Readers share barriers. A
-reader that arrives while a barrier is in flight waits for the next one, because the first may have been proposed before the read.
+When the barrier is applied, this replica has applied everything acknowledged before the read, and the tick thread builds the reply.
+Readers share barriers. A reader that arrives while a barrier is in flight waits for the next one, because the first may have been proposed
+before the read.
 
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks, the process ends, because the
 node's memory may be corrupt.
@@ -102,7 +103,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Pending:
-    """Futures of pending proposals on one event loop. Each receives its proposal's outcome, or *unknown* after a time-out.
+    """Futures of pending proposals on one event loop. Each future receives its proposal's outcome, or *unknown* after a time-out.
 
     All futures share one timer, because one timer per future would use a seventh of the CPU time of a proposal.
     """
@@ -222,8 +223,8 @@ class RaftDriver:
     """Asyncio driver of one replica. The driver must be created, started with `start`, and used on one event loop.
 
     Attributes:
-        standing: current term and leader, as far as this replica knows. This object is immutable and is replaced when term or leader
-            changes.
+        standing: current term and leader, as far as this replica knows. The object `standing` is immutable and is replaced when the term
+            or leader changes.
         counters: counters of this replica; read only.
         failure: the error that ended the tick thread; None if the thread has not failed.
     """
@@ -271,7 +272,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica. Proposals without an answer then have the outcome unknown. A repeated call has no effect."""
+        """End the replica. After this call, proposals without an answer have the outcome unknown. A repeated call has no effect."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:

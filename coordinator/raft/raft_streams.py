@@ -10,7 +10,7 @@ Raft resends them.
 Before any frame is read, the caller is identified by its certificate, which must have the role `coordinator` and an id in the static list
 of members. The caller's hello message must contain the same name as its certificate. Without certificates (on loopback, or with
 `--insecure`), the receiver dials back (`security/dial_back.py`): it calls the advertised address of the named replica and asks whether that
-replica is the caller. The receiver changes no state before the named replica confirms this.
+replica is the caller. The receiver changes no state before the named replica confirms that it is the caller.
 
 A *session* is the pair (boot, stream). `boot` is a durable count of this replica's starts, and `stream` counts how often it has dialled
 since its last start. A newer session of a peer ends the older one, an older session is refused, and no session is used twice. No clock is
@@ -110,8 +110,8 @@ ROLE = "coordinator"
 
 
 class DialledChannel:
-    """The gRPC channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows. It is replaced when certificates
-    change."""
+    """The gRPC channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows. The channel is replaced when
+    certificates change."""
 
     def __init__(self, security: Security, node: RaftNode) -> None:
         self._security = security
@@ -380,7 +380,7 @@ class PeerStreams:
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
-        """End a stream. The peer of this stream is then dialled again. This method runs on the tick thread."""
+        """End a stream. A peer whose stream has ended is then dialled again. This method runs on the tick thread."""
         call_soon(self._loop, partial(stream.end, why))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
@@ -443,7 +443,8 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _certificate_refusal(self, context: _Context) -> str | None:
-        """Return why the caller's certificate is rejected, or None if it is accepted. This check runs before any frame is read."""
+        """Return why the caller's certificate is rejected, or None if it is accepted. The certificate is checked before any frame is
+        read."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)

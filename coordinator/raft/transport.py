@@ -45,7 +45,7 @@ class TickedNode(Protocol):
     """The node's journal. The journal's `boot` is a durable count of how often the journal with the id `log_id` has been opened."""
 
     def sync_journal(self) -> None:
-        """Make everything durable that a reply could reveal. If this fails, end the process."""
+        """Make everything durable that a reply could reveal. If the sync fails, end the process."""
 
 
 class _Peer:

@@ -2,21 +2,24 @@
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
-No backup is needed as long as a majority of the replicas survives. A backup is needed if the disks of all replicas are lost. Decisions
-made after the backup are then lost, although the store and the hosts still reflect them. This has two consequences.
+No backup is needed as long as a majority of the replicas survives. A backup is needed if the disks of all replicas are lost. Decisions made
+after the backup are then lost, although the store and the hosts still reflect them. Losing decisions has two consequences: numbers must
+not be reused, and the store is newer than the backup.
 
 *No number is reused (G9).* The numbers of plans, epochs, host starts and ordinals continue far above all numbers in the backup and the
-store. The gap also covers numbers that appear in neither: a million consecutive plans or epochs that left nothing in the store, or four
-thousand ordinals of created agents.
+store. The gap also covers numbers that appear neither in the backup nor in the store: a million plans or epochs that left nothing in the
+store, or four thousand ordinals.
 
-*The store is newer than the backup.* A ref is written only after its epoch is complete in the log. The newest epochs that are missing
-from the backup are therefore *adopted*, together with their agents. Otherwise, the fleet would return to an epoch from the time of the
-backup, which the retention policy may have deleted. Each agent is a member of all epochs in one interval. If the manifests contradict
-this, only the epochs after the contradiction are adopted. (This happens, for example, if an agent was created, undone and created again,
-with a damaged epoch in between.) In autonomous protocols, an agent unknown to the backup cannot be adopted, because no manifest contains
-its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped, and damaged epochs are condemned.
+*The store is newer than the backup.* A ref is written only after its epoch is complete in the log. The newest epochs that are missing from
+the backup are therefore *adopted*, together with their agents. If they were not adopted, the fleet would return to an epoch from the time
+of the backup, which the retention policy may have deleted. Each agent is a member of all epochs in one interval. If the manifests
+contradict this rule, only the epochs after the contradiction are adopted. (This happens, for example, if an agent was created, undone and
+created again, with a damaged epoch in between.) In autonomous protocols, an agent unknown to the backup cannot be adopted, because no
+manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped, and damaged epochs are
+condemned.
 
-The restored fleet needs a recovery plan. Its open epochs are aborted, and the first leader recovers the fleet from its recovery line.
+The restored fleet needs a recovery plan. The restored fleet's open epochs are aborted, and the first leader recovers the fleet from its
+recovery line.
 
 *Replicas are equal.* Replicas that are restored one after another have equal states, because the new state depends only on the backup and
 the store. The replicas differ if the store changes in between, because a replica was started too early. Raft would not notice, because it
@@ -40,8 +43,8 @@ its log becomes a learner, as in any fleet.
 The log is created in a temporary folder and then moved into place. The journal is moved last, because a log is valid only if it has a
 journal. If a crash interrupts this, the log is created again.
 
-If a replica first starts after the snapshot has been deleted, it creates no log. It receives the log from the other replicas, a majority
-of which must have it by then.
+If a replica first starts after the snapshot has been deleted, it creates no log. Such a replica receives the log from the other replicas,
+a majority of which must have it by then.
 """
 
 import functools
@@ -240,7 +243,7 @@ def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks:
     The store records this log as the replica's newest one, so that any older log of the replica is rejected.
 
     Raises:
-        ExternalFailureError, OSError: the disk could not be written. In that case, the folder must be deleted.
+        ExternalFailureError, OSError: the disk could not be written. After such an error, the folder must be deleted.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -543,8 +546,8 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
 
 
 def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
-    """Return the initial state of a fork's coordinator. In this state, the fleet is forming and has one complete epoch, with the epoch's
-    agents.
+    """Return the initial state of a fork's coordinator. The initial state of a fork is a forming fleet with one complete epoch and that
+    epoch's agents.
 
     Raises:
         DamagedDataError: the fork record and the manifest contradict each other.

@@ -1,7 +1,7 @@
 """Documents that describe snapshots to tools. Only a store is needed to make these documents.
 
-The coordinator serves them, and the command line also makes them without a coordinator. None of the fleet's classes is imported. States
-and messages are decoded without their classes. A caller that has the classes may pass its own `describe_…` functions.
+The coordinator serves these documents, and the command line also makes them without a coordinator. None of the fleet's classes is
+imported. States and messages are decoded without their classes. A caller that has the classes may pass its own `describe_…` functions.
 """
 
 import time

@@ -211,8 +211,7 @@ NS, DIGITS = 1e9, 6
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
     """Return the newest epochs that have ended, oldest first.
 
-    Figures that hosts have not reported are null. `stored` lists all epochs that are currently in the store, or is None if this is
-    unknown.
+    Figures that hosts have not reported are null. `stored` lists all epochs that are currently in the store, or is None if this is unknown.
     """
     image = state.image
     rows = [_epoch_row(end, state) for end in image.ends]

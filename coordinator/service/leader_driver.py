@@ -33,7 +33,7 @@ class LeaderEnvironment(Protocol):
         """Return the wall-clock time in nanoseconds since 1970. Operations carry this time."""
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
-        """Call `function` at this monotonic time, or as soon as possible if the time has passed. This call replaces the timer set
+        """Call `function` at this monotonic time, or as soon as possible if the time has passed. The new timer replaces the timer set
         earlier."""
 
     def send(self, sessions: Sequence[int], directive: Directive) -> None:

@@ -1,10 +1,10 @@
 """Leadership of this replica. This module runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
 
-A new leader must know everything that was acknowledged before it was elected. A new leader therefore waits until a newly proposed entry
-(a barrier) has been applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for some
-time. Until then, two replicas may both believe that they lead. The older leader is harmless, because its proposals either fail or are
-committed by the newer leader, and are refused if the state has changed. An older leader's messages to hosts are harmless too, because they
-follow from committed operations, and directives are idempotent.
+A new leader must know everything that was acknowledged before it was elected. A new leader therefore waits until a newly proposed entry (a
+barrier) has been applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for some time.
+While a leadership ends and another begins, two replicas may both believe that they lead. The older leader is harmless, because its
+proposals either fail or are committed by the newer leader, and are refused if the state has changed. An older leader's messages to hosts
+are harmless too, because they follow from committed operations, and directives are idempotent.
 
 `LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). The runner provides the hosts' streams, the
 tools' requests, the log, threads for store calls, and the clock.
@@ -12,9 +12,9 @@ tools' requests, the log, threads for store calls, and the clock.
 *Replicated log.* The coordinator's log is replicated with Raft (`raft/`). A single replica uses the same code as several replicas.
 
 Each process keeps two copies of the state. One copy belongs to Raft, which applies entries and saves and restores the state on a separate
-thread. All other code, such as the leader and the servicer, reads the other copy on the event loop. The same entries are applied to this
-copy in the same order, each before its proposer receives the outcome. Because applying an entry is deterministic, both copies are equal.
-Applying takes microseconds and needs no lock.
+thread. All other code, such as the leader and the servicer, reads the other copy on the event loop. Both copies apply the same entries in
+the same order, and the event loop's copy applies each entry before its proposer receives the outcome. Because applying an entry is
+deterministic, both copies are equal. Applying takes microseconds and needs no lock.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ A reader sends its cursor, and receives a page of outputs that were released aft
 reader's call waits for the next release. The leader keeps no state about readers between their calls. A reader may therefore continue
 with a later leader, and a slow reader does not delay other readers.
 
-The epochs that have outputs are listed once per leadership. After that, the store reports each new release.
+The epochs that have outputs are listed once per leadership. After the listing, the store reports each new release.
 """
 
 import asyncio

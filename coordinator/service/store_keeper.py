@@ -8,7 +8,7 @@ used.
 *Releases.* The release of an epoch contains the outputs that agents have emitted since the previous epoch. The outputs are read from the
 new epoch's checkpoints. The previous epoch's manifest shows which outputs have already been released. If the previous epoch is condemned,
 its data may be damaged, and it is unknown whether any leader has released its outputs or is about to do so. A condemned epoch is therefore
-*closed*: an empty release is written for it unless a release already exists. (Release files are created exclusively.). After the epoch is
+*closed*: an empty release is written for it unless a release already exists. (Release files are created exclusively.) After the epoch is
 closed, its release file shows which outputs were released.
 """
 
@@ -134,7 +134,8 @@ class _CachedNumbers(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Releases outputs on behalf of one coordinator. Its methods may run on any thread, but only one `release` at a time."""
+    """Releases outputs on behalf of one coordinator. The methods of an OutputReleaser may run on any thread, but only one `release` at a
+    time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store

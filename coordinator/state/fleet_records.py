@@ -26,8 +26,8 @@ REASON_CHARACTERS_MAX = 300
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
     """Durations of one host's part of an epoch.
 
-    All durations except `after_ns` are consecutive and measured by the host's own clock. They describe the host's agent that was the last
-    to record its state. Hosts that run an older release report neither these durations nor an agent.
+    All durations except `after_ns` are consecutive and measured by the host's own clock. The durations describe the host's agent that was
+    the last to record its state. Hosts that run an older release report neither these durations nor an agent.
 
     Attributes:
         agent: the host's agent that was the last to record its state; "" if no agent had to record its state.
@@ -172,7 +172,7 @@ class HostRecord(msgspec.Struct):
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
         spare: why the host is on standby; "" if it is not. A plan that uses the host clears this field.
-        is_drained: whether an operator has drained the host. This mark survives restarts of the host.
+        is_drained: whether an operator has drained the host. The drain mark survives restarts of the host.
         died: name of the host's last run whose process is known to have died during turns; "" if there is none.
     """
 
@@ -192,8 +192,7 @@ class AgentRecord(msgspec.Struct):
     Attributes:
         host: the host on which the agent is placed; "" before the first plan.
         incarnation: a number that increases with every restart of the agent. Because all agents restart together, the incarnation equals
-            the number of their plan.
-            An id can therefore be reused after its creation became void, without repeating an incarnation (G9).
+            the number of their plan. An id can therefore be reused after its creation became void, without repeating an incarnation (G9).
         is_initial: whether the fleet's definition contains the agent, so that it is a member of epoch 0.
         born_epoch: the latest epoch that had begun when the agent's creation was committed; 0 for initial agents.
         left_epoch: the latest epoch that had begun when the agent's removal was committed; None if the agent has not left.
@@ -222,7 +221,8 @@ class AgentRecord(msgspec.Struct):
 
 
 class EpochRecord(msgspec.Struct):
-    """The record of one epoch. It is open, complete, condemned (later found damaged) or void (the fleet was restored to an earlier epoch).
+    """The record of one epoch. An epoch is open, complete, condemned (later found damaged) or void (the fleet was restored to an earlier
+    epoch).
 
     Attributes:
         root: root of the epoch's manifest; "" until the epoch is complete.
@@ -272,8 +272,8 @@ class PlanRecord(msgspec.Struct):
         line_epoch, line_root: epoch and root of the recovery line; 0 and "" stand for the initial states.
         begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with this value as its r, the latest
             epoch it has recorded.
-        hosts: hosts that run agents, in order. These hosts must confirm the plan and report epochs, and losing one of them requires a new
-            plan.
+        hosts: hosts that run agents, in order. The hosts in `hosts` must confirm the plan and report epochs, and losing one of them
+            requires a new plan.
         confirmed: hosts that have confirmed the plan.
         unborn: agents that do not exist yet on the recovery line, because their creation is in transit or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
@@ -325,8 +325,8 @@ LOGS_KNOWN_MAX = 1024
 class LogRecord(msgspec.Struct, frozen=True):
     """A host log that later hosts may not have sealed yet, or whose newest batch is known.
 
-    `newest` is the number of the newest batch known to be durable; 0 if none is known. This number makes it possible to detect that the
-    batch was removed from a signed or encrypted store.
+    `newest` is the number of the newest batch known to be durable; 0 if none is known. With this number, it can be detected that the batch
+    was removed from a signed or encrypted store.
     """
 
     plan: int

@@ -5,14 +5,14 @@ A slow or failing store never blocks the agents. While an epoch is being stored,
 store's speed. If the store makes epochs fail, `store_watch.py` decides when the next trigger may begin an epoch. Epochs requested
 manually or needed for a recovery begin at once.
 
-*Between begin and end.* Once the log contains BeginEpoch, this module opens the epoch. The fleet's checkpoint mode (`modes/`) then
-advances the epoch through its stages (`open_epochs.py`) until its outcome can be decided. The epoch fails if an error or the timeout
-occurs before the decision. Complete epochs are published by `publishing.py`. The data of a failed epoch is garbage, because nothing refers
-to it. From the hosts' reports, the leader computes a time account, which names the last host to report and the host whose agent recorded
-last. The time account compares durations measured on different hosts, but never their clock times.
+*Between begin and end.* Once the log contains BeginEpoch, this module opens the epoch. The fleet's checkpoint mode (`modes/`) advances an
+open epoch through its stages (`open_epochs.py`) until its outcome can be decided. An epoch fails if an error or the timeout occurs before
+its outcome is decided. Complete epochs are published by `publishing.py`. The data of a failed epoch is garbage, because nothing refers to
+it. From the hosts' reports, the leader computes a time account, which names the last host to report and the host whose agent recorded last.
+The time account compares durations measured on different hosts, but never their clock times.
 
-*Retention.* Only the newest epochs are kept. Older epochs are first removed from the log, and then their files are deleted. A sweep
-deletes the data of aborted epochs and files left behind by a crash.
+*Retention.* Only the newest epochs are kept. Older epochs are first removed from the log, and then their files are deleted from the store.
+A sweep deletes the data of aborted epochs and files left behind by a crash.
 """
 
 from snapline.coordinator.leader.agent_moves import Moves
@@ -87,8 +87,8 @@ class Triggers:
         self.skipped = 0
 
     def on_plan_demand_changed(self, *, is_wanted: bool) -> None:
-        """Record whether a recovery plan is needed. While a plan is needed, a fleet with sender logs begins no epoch except the one for
-        that plan."""
+        """Record whether a recovery plan is currently needed. While a plan is needed, a fleet with sender logs begins no epoch except the
+        one for that plan."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
@@ -405,9 +405,9 @@ class Retention:
     def _sweep(self) -> None:
         """Request the deletion of data that belongs to no epoch.
 
-        A sweep takes long, and others may wait for it, so new manifests and refs may be written between the request and the sweep. The
-        lists of epochs to keep therefore come from the log rather than from volatile state: epochs complete, open or not yet begun at the
-        time of the request are kept.
+        Sweeps are slow and run one at a time, so new manifests and refs may be written after the request for a sweep but before it runs.
+        The lists of epochs to keep therefore come from the log rather than from volatile state. Epochs complete, open or not yet begun at
+        the time of the request are kept.
         """
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:

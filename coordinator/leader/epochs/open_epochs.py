@@ -41,7 +41,7 @@ class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
 class Collecting(msgspec.Struct):
     """Stage in which the hosts' reports are collected.
 
-    `reported` is the base of relative reports, which contain only differences from it. `asked_again` names hosts that were asked for a
+    `reported` is the base of relative reports, which contain only the differences from it. `asked_again` names hosts that were asked for a
     full report because their relative report was unusable.
     """
 
@@ -52,8 +52,8 @@ class Collecting(msgspec.Struct):
     def take(self, host: str, report: EpochReport) -> bool:
         """Store a host's report. Return whether this is the host's first report for the epoch.
 
-        A relative report is ignored if it is not based on `reported`. Such a report was based on an epoch of another leader, or the host
-        has since been asked for a full report.
+        A relative report is ignored if it is not based on `reported`. An ignored report was based on an epoch of another leader, or its
+        host has since been asked for a full report.
         """
         if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False

@@ -5,23 +5,24 @@ leader crashes between CompleteEpoch and writing the ref, the epoch is complete 
 because the ref's content is determined by the operation. A new leader does not know which refs exist, so it publishes every complete epoch
 again.
 
-*Snapshot requests* are numbered, and each request is answered as soon as the outcome of its epoch is known. All requests that are waiting
-when an epoch begins are assigned to that epoch. Until BeginEpoch is committed, they wait for the log to assign the epoch's number.
+*Snapshot requests* are numbered, and each request is answered as soon as the outcome of its epoch is known. All snapshot requests that are
+waiting when an epoch begins are assigned to that epoch. Until BeginEpoch is committed, these requests wait for the log to assign the
+epoch's number.
 
 *Releases.* Outputs are released in ascending order of epochs. Consumers receive each release exactly once, even if the leader changes. An
-epoch may be released when its ref is written, all lower epochs have ended, and all lower complete epochs have been released. The order
-matters because several epochs may be open at once. Without the order, a consumer that has read epoch 6 would miss outputs of epoch 5 that
-were released later. A release contains the outputs that agents emitted between the preceding epoch and this one (`state/fleet_view.py`).
-The store keeper reads them from the epoch's checkpoints and writes the release. Afterwards, the leader sends hosts the number of each
-agent's last output in that epoch, and the hosts discard the released outputs.
+epoch may be released when its ref is written, all lower epochs have ended, and all lower complete epochs have been released. Outputs must
+be released in order, because several epochs may be open at once. If the order were not kept, a consumer that has read epoch 6 would miss
+outputs of epoch 5 that were released later. A release contains the outputs that agents emitted between the preceding epoch and this one
+(`state/fleet_view.py`). The store keeper reads the outputs from the epoch's checkpoints and writes the release. After a release, the
+leader sends hosts the number of each agent's last released output, and the hosts discard the released outputs.
 
-All state in this module is volatile. A new leader releases all known complete epochs again, in order. This is safe, because the
-replicated state and the epoch's data determine the release, and a repeated release succeeds. If the predecessors of an epoch are
-forgotten, the epoch has been released, because `pins` keeps all epochs that an unreleased epoch needs. A condemned epoch is never
-released. Its outputs are either included in the next release or reverted.
+All state in this module is volatile. A new leader releases all known complete epochs again, in order. Repeating a release is safe, because
+the replicated state and the epoch's data determine the release. If the predecessors of an epoch are forgotten, the epoch has been released,
+because `pins` keeps all epochs that an unreleased epoch needs. A condemned epoch is never released. The outputs of a condemned epoch are
+either included in the next release or reverted.
 
-When hosts load a recovery line, they also load its unreleased outputs. The newest release is therefore sent again under each plan and on
-each new stream.
+Hosts that load a recovery line also load its unreleased outputs, so the newest release is sent again under each plan and on each new
+stream.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,8 @@ REQUESTS_MAX = 256
 
 
 class Snapshots:
-    """Snapshot requests that are waiting, and the epochs assigned to them. Tools repeat their requests to a new leader."""
+    """Snapshot requests that are waiting, and the epochs assigned to them. This state need not be durable, because tools repeat their
+    requests to a new leader."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -87,8 +89,8 @@ class Snapshots:
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Handle the result of BeginEpoch. If BeginEpoch succeeded, the assigned requests wait for its epoch. Otherwise, they wait for the
-        next epoch."""
+        """Handle the result of BeginEpoch. If BeginEpoch succeeded, the assigned requests wait for its epoch. If BeginEpoch failed, the
+        assigned requests wait for the next epoch."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests
@@ -248,7 +250,7 @@ class ReleasedEpoch(msgspec.Struct, frozen=True):
 class Releases:
     """Queue that releases complete epochs in order.
 
-    It tracks which epochs this leader must still release, and whether any consumer follows the outputs.
+    The queue tracks which epochs this leader must still release, and whether any consumer follows the outputs.
     """
 
     def __init__(

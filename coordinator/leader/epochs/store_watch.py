@@ -1,23 +1,25 @@
 """Health of the store, judged by the results of epochs and the hosts' reports, and the timer for periodic epochs.
 
-Problem. A full, slow or unreachable store must not block the agents as long as hosts have memory for unstored data. But even an epoch
-that is certain to fail costs the fleet a capture of all states. Triggers are therefore deferred while the store fails, and tools display
-the reason.
+Problem. A full, slow or unreachable store must not block the agents as long as hosts have memory for unstored data. However, even an epoch
+that is certain to fail costs the fleet a capture of all agents' states. Triggers are therefore deferred while the store fails, and tools
+display the reason.
 
-The store is judged by two sources. *Epochs*: each epoch that could not be stored counts as a failure, and each written ref as a success.
-Epochs that end for another reason (a lost host, a plan, an inconsistent cut, a long turn) count as neither. Based on these results, a
-circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols with sender logs, hosts write
-checkpoints of single agents, and report in every heartbeat whether these writes fail.
+The store's health is judged from two sources: epochs and heartbeats. *Epochs*: each epoch that could not be stored counts as a failure,
+and each written ref as a success. Epochs that end for another reason (a lost host, a plan, an inconsistent cut, a long turn) count as
+neither. Based on these results, a circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols
+with sender logs, hosts write checkpoints of single agents, and report in every heartbeat whether these writes fail.
 
-The store is *degraded* while the breaker is open or any host reports a problem. A degraded store only delays regular epochs. Manually
-requested epochs and epochs needed for a plan begin at once. This state is volatile, and a new leader assumes that the store is healthy.
+The store is *degraded* while the breaker is open or any host reports a problem. While the store is degraded, only regular epochs are
+delayed. Manually requested epochs and epochs needed for a plan begin at once. The judgement of the store is volatile, and a new leader
+assumes that the store is healthy.
 
 *The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, counted from the time when the fleet
 starts to run. Missed due times are skipped. A trigger is skipped if the store is failing or still storing an epoch, so the interval
 becomes a multiple of the period.
 
 **The circuit breaker** decides how often a failing store is tried. Problem. Each attempt on a full or unreachable store fails, and is
-expensive: states are captured, packs are partly written, and network and log are loaded. Yet a recovered store should be used again soon.
+expensive: states are captured, packs are partly written, and network and log are loaded. A store that has recovered should nevertheless be
+used again soon.
 
 Model. An *attempt* ends in one of three ways: it succeeds, it fails because of the store, or it ends for an unrelated reason. Attempts may
 overlap and end in any order. The breaker is either closed or open:
@@ -27,8 +29,8 @@ overlap and end in any order. The breaker is either closed or open:
     fails, the wait before the next probe doubles, up to PROBE_NS_MAX. If the probe ends for an unrelated reason, the next probe may begin
     at once.
 
-Any success closes the breaker. User-requested attempts may begin at any time without the breaker's permission, but the breaker counts
-their outcomes. If a user-requested attempt fails while a probe is running, the wait is not extended. Otherwise, manual retries would
+Any success closes the breaker. User-requested attempts may begin at any time without the breaker's permission, but the breaker counts their
+outcomes. If a user-requested attempt fails while a probe is running, the wait is not extended. If it were extended, manual retries would
 delay the next probe.
 
 Invariants (`validate`): the breaker opens at the FAILURES_TO_OPEN-th consecutive failure and closes at the next success; no probe runs
@@ -227,7 +229,7 @@ class StoreWatch:
         self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:
-        """Return whether a trigger may begin an epoch now. If it may not, count the trigger as skipped."""
+        """Return whether a trigger may begin an epoch now. If the trigger may not begin an epoch, count it as skipped."""
         self.skipped += not self.allows()
         return self.allows()
 

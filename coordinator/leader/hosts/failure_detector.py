@@ -11,18 +11,18 @@ A host is suspected
 A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter.
 gRPC's own threads still answer while user code blocks the process (`channels/servers.py`). If a process is dead, frozen or unreachable,
 gRPC breaks its stream 2 s after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of
-the host reports what blocks the event loop (`HostBusyReported`). This report needs no stream, so the host can send it after a leader
-change. The report defers the loss of the host.
+the host reports what blocks the event loop (`HostBusyReported`). A busy report needs no stream, so the host can send it after a leader
+change. A busy report defers the loss of the host.
 
 The loss of a suspected host is committed although the suspicion may be wrong. A host suspected in error rejoins with its old start
 number, and the next plan discards all work that it has done in the meantime.
 
 Deadlines are extended if the coordinator's own process was suspended. After a pause of ten seconds, for example, the coordinator has
-received no messages, but the hosts are not to blame.
+received no messages for ten seconds, but that is not the hosts' fault.
 
 *Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents are
-still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If the removal is still impossible after
-that time, the operator's request is refused.
+still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If the removal remains impossible for
+some seconds, the operator's request is refused.
 """
 
 import msgspec
@@ -178,8 +178,8 @@ class FailureDetector:
         return exited.died_in if exited is not None and is_news else ()
 
     def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
-        """Record the turns that were running when a lost host's process died, if LoseHosts did not contain them. LoseHosts contains the
-        turns of only one host, because a log entry is limited in size."""
+        """Record the turns that were running when a lost host's process died, if LoseHosts did not contain them. The operation LoseHosts
+        contains the turns of only one host, because a log entry is limited in size."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)

@@ -1,6 +1,6 @@
 """Sessions of hosts with the leader, and the stages of a session.
 
-A *session* is one stream of a host to the leader. It passes through these stages:
+A *session* is one stream of a host to the leader. A session passes through these stages:
 
     Joining      Join has arrived; a fresh probe file is being written into the store
     Probing      the host must report the content of the probe file. Without this check, hosts whose --store names different directories
@@ -153,7 +153,7 @@ class HostSessions:
         """Return the latest wall-clock time at which any of the host runs in `hosts` (host → start) is known to have worked. Return 0 if
         any of these runs has had a stream to this leader, because it may have worked until now.
 
-        Other runs may have ended while the previous leader led.
+        Runs without a stream to this leader may have ended while the previous leader led.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 

@@ -1,23 +1,23 @@
 """Handling of network partitions between hosts that can all reach the coordinator. This module decides which hosts to evict, and how long
 to keep them on standby.
 
-The problem. If two hosts cannot reach each other, neither is suspected, because both still send heartbeats. But no epoch completes,
-because markers and messages between the two hosts cannot be delivered. In every heartbeat, a host lists the hosts of its plan to which it
-has no link, since when, and whether messages are waiting for that link. Every heartbeat repeats the full list, so a late, lost or
-duplicate report is harmless. A new leader knows all missing links half a second after the hosts reconnect. A missing link is ignored if
-nothing waits for it.
+The problem. If two hosts cannot reach each other, neither is suspected of failure, because both still send heartbeats. While two hosts
+cannot reach each other, no epoch completes, because markers and messages between them cannot be delivered. In every heartbeat, a host lists
+the hosts of its plan to which it has no link, since when, and whether messages are waiting for that link. Every heartbeat repeats the full
+list, so a late, lost or duplicate report is harmless. A new leader knows all missing links half a second after the hosts reconnect. A
+missing link is ignored if no messages wait for it.
 
-The decision. If something has waited for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is gone.
-(Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several hosts have
-equally many, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not evicted again. The
-choice considers all links missing for at least COUNTED_NS, because a host that loses all its links loses them within about one heartbeat.
-Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
+The decision. If messages have been waiting for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is
+gone. (Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several
+hosts are missing equally many links, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not
+evicted again. To choose a host, all links missing for at least COUNTED_NS are counted, because a host that loses all its links loses them
+within about one heartbeat. Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
 
 A host that sends nothing is busy (`failure_detector.py`): it neither accepts links from its peers nor reports its current links. The
-duration of its missing links is therefore counted from its next message.
+duration of a busy host's missing links is therefore counted from its next message.
 
-While hosts apply a plan, they are still opening links. The duration of a missing link is therefore counted from the time when the fleet
-runs, plus one second per ten thousand agents, whose first turns occupy the hosts.
+While hosts apply a plan, they are still opening links. After a plan, the duration of a missing link is therefore counted from the time
+when the fleet runs, plus one second per ten thousand agents.
 
 *Standby hosts* are reachable hosts that receive no agents because they have blocked the fleet. If a host blocks the fleet, it is evicted
 and then kept on standby for a while. An evicted host is recorded as lost (LoseHosts) and therefore fenced, but it rejoins at once on its
@@ -121,7 +121,7 @@ Pair = tuple[str, str]
 
 
 class NetworkCut(msgspec.Struct):
-    """A missing link between two hosts, as reported by one or both of them. `is_waited` tells whether anything waits for the link."""
+    """A missing link between two hosts, as reported by one or both of them. `is_waited` tells whether any messages wait for the link."""
 
     since_ns: int
     is_waited: bool
@@ -194,7 +194,7 @@ class Partitions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Evict hosts if something has waited for a missing link for CUT_NS."""
+        """Evict hosts if messages have been waiting for a missing link for CUT_NS."""
         state = self._shared.state
         if state.phase != RUNNING:
             self._running = None

@@ -1,5 +1,5 @@
-"""Checkpoint mode of fleets whose agents checkpoint on their own. This mode decides when an epoch begins, and which states survive a
-failure.
+"""Checkpoint mode of fleets whose agents checkpoint on their own. The mode for autonomous protocols decides when an epoch begins, and
+which states survive a failure.
 
 The recovery line of an epoch is fixed when BeginEpoch is proposed, so it exists before the epoch. Every agent with a checkpoint on the
 recovery line was therefore created before the epoch began, and is a member of the epoch. One of these triggers begins an epoch:
@@ -10,21 +10,21 @@ recovery line was therefore created before the epoch began, and is a member of t
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
 Effects and final answers of an agent wait for an epoch that contains the agent's later checkpoint. Idle agents whose policy takes no
-checkpoint may keep the recovery line from reaching that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen, and
-all live states become an epoch.
+checkpoint may keep the recovery line from advancing to that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen,
+and all live states become an epoch.
 
 *Freezing.* While frozen, hosts start no new turns and take checkpoints of their agents' live states. A leader freezes the fleet in three
 cases:
 
 - Before a plan, so that the surviving live states are stored and lie on the plan's recovery line (protocols.md, section 6).
 - When the sender logs exceed their limit but one agent keeps the recovery line from advancing (the domino effect), so that an epoch of that
-  line would not help. All live states then become an epoch, and the fleet continues. Only a coordinated checkpoint of all agents can bound
-  the logs in this case.
+  line would not help. In the second case, all live states become an epoch, and the fleet continues. If an agent keeps the recovery line
+  from advancing, only a coordinated checkpoint of all agents can bound the logs.
 - For an epoch that must contain all work of every agent, or for which hosts have waited too long.
 
-Before a host answers a freeze, it makes its checkpoints durable and reports them on the same stream. In the answer, `running` names
-agents that are inside a long turn. These agents are treated as failed, and so are all agents of a host that does not answer in time. A
-freeze request is idempotent, and a plan or ThawAgents ends the freeze.
+Before a host answers a freeze, it makes its checkpoints durable and reports them on the same stream. In the answer, `running` names agents
+that are inside a long turn. Agents named in `running` are treated as failed, and so are all agents of a host that does not answer in time.
+A freeze request is idempotent, and a plan or ThawAgents ends the freeze.
 
 A host sends AgentsFrozen only once, and both request and answer may be lost with the stream or the leader. The leader therefore begins
 every new stream with FreezeAgents, or with a ThawAgents that ends any leader's freeze. If a plan is needed and no freeze is active,

@@ -55,7 +55,8 @@ class Ledger:
         Args:
             base_epoch: number of the base epoch, or 0 for the initial states.
             initial: agents whose checkpoint 0 must be in a pack because there is no base epoch.
-            damaged: for each agent, the number of its first unreadable checkpoint. This and all later checkpoints of the agent are ignored.
+            damaged: for each agent, the number of its first unreadable checkpoint. An unreadable checkpoint and all later checkpoints of
+                its agent are ignored.
         """
         self.plan = plan
         self.base_epoch = base_epoch

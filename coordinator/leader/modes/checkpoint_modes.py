@@ -7,10 +7,10 @@ autonomous_epochs.py    all other protocols: agents checkpoint on their own, and
 This module contains the interface of the modes, the choice of the mode, and the classes that the last two modes share. Fleets in the last
 two modes are called logged fleets, because their agents keep sender logs.
 
-*Epochs made from recovery lines.* In logged fleets, epochs are made by the leader rather than by the hosts. A recovery line, computed
-from checkpoints or produced by a round, is stored as an epoch (`recovery_line.py`). From then on, it is treated like any other epoch. In
-logged fleets, only one epoch is open at a time. An epoch begun by an earlier leader is aborted, because its recovery line or round was
-lost with that leader.
+*Epochs made from recovery lines.* In logged fleets, epochs are made by the leader rather than by the hosts. A recovery line, computed from
+checkpoints or produced by a round, is stored as an epoch (`recovery_line.py`). An epoch made from a recovery line is treated like any
+other epoch. In logged fleets, only one epoch is open at a time. An epoch begun by an earlier leader is aborted, because its recovery line
+or round was lost with that leader.
 
 *Stopped agents* remain members of a logged fleet until no recovery line can need them. A stopped agent may leave when the newest epoch
 contains its last checkpoint, and all messages that it has ever sent were received (`Lines.finished`). The queue of these agents need not
@@ -118,13 +118,13 @@ class Mode(Protocol):
         last applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
-        """Return the operation that removes a stopped agent, or None if the agent can only leave later. In that case, the host receives
-        its answer when the agent leaves."""
+        """Return the operation that removes a stopped agent, or None if the agent can only leave later. A host whose agent leaves later
+        receives its answer then."""
 
 
 class ModeChoice:
-    """Chooses the checkpoint mode as soon as the replicated state contains the fleet's protocol. No caller depends on the mode before
-    that."""
+    """Chooses the checkpoint mode as soon as the replicated state contains the fleet's protocol. No caller depends on the mode before the
+    protocol is known."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state

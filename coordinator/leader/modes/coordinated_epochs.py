@@ -1,11 +1,11 @@
 """Coordinated epochs (Chandy-Lamport): all hosts receive BeginEpoch and report their parts, which the leader combines into a manifest.
 
-In this mode, several epochs may be open at once. Every recovery plan starts from the newest complete epoch, and no agent keeps its live
+Several coordinated epochs may be open at once. Every recovery plan starts from the newest complete epoch, and no agent keeps its live
 state.
 
-*Check of the reports.* The hosts' reports must include all members and cover all channels. The leader checks this by rule 6 of
-`docs/protocols.md`, 2.2, applied to the columns in the reports of several hosts. An epoch that passes this check is complete in the sense
-of G1 and G2. The store separately checks that the epoch is durable and complete (G4).
+*Check of the reports.* The hosts' reports must include all members and cover all channels. The leader checks the reports by rule 6 of
+`docs/protocols.md`, 2.2, applied to the columns in several hosts' reports. An epoch that passes this check is complete in the sense of G1
+and G2. The store separately checks that the epoch is durable and complete (G4).
 
 A report may be relative to an earlier epoch: it then omits all channels that have not changed since that epoch. Relative reports require
 that the earlier epoch had the same members, and that all its channels connect members. In the earlier epoch, the sender's and the
@@ -263,8 +263,8 @@ def _covered_channels(
     """Return `known` updated with all reported changes, if sender and receiver have reported the same number for every channel. Return
     None if only the full check can decide.
 
-    This is the usual case, and runs up to ten times per second with several thousand channels. The loops therefore run in C: they fill
-    and compare two dictionaries that map (sender, receiver) to a number.
+    This function runs up to ten times per second with several thousand channels, and usually needs no full check. Its loops therefore run
+    in C: they fill and compare two dictionaries that map (sender, receiver) to a number.
     """
     sent: dict[tuple[str, str], int] = {}
     received: dict[tuple[str, str], int] = {}

@@ -5,10 +5,10 @@ large, all agents are asked for checkpoints, because only rounds move logs into 
 before it is asked in the next round.
 
 *Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) decides which agents to ask and whether to commit. `CheckpointRounds` sends the
-requests to the hosts and passes their answers to the round. Once the round has decided to commit, and hosts have reported all its
-tentative checkpoints, these are added to the ledger. The newest checkpoints of all agents must then form a consistent cut. Because
-`FleetHistory` computes recovery lines independently of rounds, this check verifies each round (G1) before its epoch is decided. A verified
-recovery line is stored as an epoch, as in any fleet with sender logs. The tentative checkpoints become permanent when the epoch completes.
+requests to the hosts and passes their answers to the round. Once the round has decided to commit, and hosts have reported all its tentative
+checkpoints, these are added to the ledger. After a round, the newest checkpoints of all agents must form a consistent cut. `FleetHistory`
+checks this independently of the rounds, so each round is verified (G1) before its epoch is decided. A verified recovery line is stored as
+an epoch, as in any fleet with sender logs. The tentative checkpoints become permanent when the epoch completes.
 
 Because the state of a round is volatile, a new leader aborts an open epoch and begins another one later.
 

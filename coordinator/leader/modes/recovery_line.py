@@ -5,8 +5,8 @@ the ledger (`checkpoint_ledger.py`) in this way:
 
 1. After the leader's start and after every recovery plan, the store is scanned for the base epoch and the plan's checkpoint packs. Hosts'
    reports that arrive during the scan are added afterwards.
-2. A host's report is acknowledged (CheckpointsKnown) once all its checkpoints are in the ledger. Until then, the host resends it. If the
-   predecessor of a checkpoint is missing, the checkpoint waits, and after GAP_NS the store is scanned again.
+2. A host's report is acknowledged (CheckpointsKnown) once all its checkpoints are in the ledger. A host resends its report until the report
+   is acknowledged. If the predecessor of a checkpoint is missing, the checkpoint waits, and after GAP_NS the store is scanned again.
 3. When a recovery line has become an epoch, that epoch is the new base. Packs without checkpoints after the base are deleted. Packs of
    earlier plans are deleted after a scan has shown that the current plan's base is readable.
 
@@ -14,9 +14,9 @@ the ledger (`checkpoint_ledger.py`) in this way:
 the base is damaged, no later checkpoint can become part of an epoch. After any damage, the fleet cannot complete epochs properly.
 `problem` therefore requests a recovery plan at once, because a later plan would lose more work.
 
-*Recovery queries* ask to which checkpoints the fleet would return if certain agents failed. Because agents that do not fail keep their
-live states, hosts report their agents' positions (ReportNumbers) while the agents keep running. After one second at the latest, the answer
-is computed from the replies that have arrived. The answer is only an estimate if a live state is unknown or has changed since
+*Recovery queries* ask to which checkpoints the fleet would return if certain agents failed. Because agents that do not fail keep their live
+states, hosts report their agents' positions (ReportNumbers) while the agents keep running. A recovery query is answered after at most one
+second, from the replies that have arrived. The answer is only an estimate if a live state is unknown or has changed since
 (`recovery/dependency_history.py`). The line of an actual recovery is exact, because the fleet is frozen first. A query waits while the
 store is being scanned, and is refused after some seconds.
 """

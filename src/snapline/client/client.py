@@ -224,8 +224,8 @@ class Client:
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
-            InputUnknownError: the input may have been accepted. To find out, repeat the send with `error.key`.
-            InputRejectedError: the input was not accepted in time.
+            InputUnknownError: the input may have been accepted. Repeating the send with `error.key` shows whether the input was accepted.
+            InputRejectedError: the input was not accepted within the time limit.
             InputRefusedError: the input will never be accepted, because the agent has no handler for it, its fields do not match its type,
                 or its key was used for another input.
             AgentMissingError: the agent does not exist, or has stopped.
@@ -274,8 +274,8 @@ class Client:
         with the same key returns the same answer.
 
         Args:
-            early: whether to return the answer as soon as the turn has ended, before a snapshot contains the turn. A recovery may undo that
-                turn, so that the agent handles the input again and gives a different answer.
+            early: whether to return the answer as soon as the turn that gives it has ended, before a snapshot contains that turn. If
+                `early` is set, a recovery may still undo the turn, so that the agent handles the input again and gives a different answer.
             timeout_s: time limit for the send and the answer together.
             reply_type: class to which the answer's message is converted. If `reply_type` is None, the reply contains plain values.
 
@@ -322,7 +322,7 @@ class Client:
         complete snapshot contains it.
 
         Args:
-            topic: yield only outputs of this topic. If `topic` is empty, yield the outputs of all topics named by agents. The topic
+            topic: topic of the outputs to yield. If `topic` is empty, yield the outputs of all topics named by agents. The topic
                 `@effects` contains the ledger of external effects.
             after: cursor of the output after which to start. If `after` is empty, start with the oldest stored output.
             consumer: name of a consumer; reading starts at the position that it has acknowledged (`acknowledge`). Outputs not yet
@@ -332,7 +332,7 @@ class Client:
             timeout_s: how long reads may keep failing before the error is raised.
 
         Raises:
-            NotFoundError: some outputs after the cursor have been deleted.
+            NotFoundError: some outputs that follow the cursor have been deleted.
             UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message does not match
                 `message_type`.
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: all reads have failed for `timeout_s`.
@@ -354,7 +354,7 @@ class Client:
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
         """Record that the named consumer has processed all outputs up to and including the given output or cursor. The consumer's next
-        `outputs` call starts after this position. A consumer's position never moves backwards."""
+        call of `outputs` starts after this position. A consumer's position never moves backwards."""
         cursor = had if isinstance(had, str) else had.cursor
         await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
@@ -372,8 +372,8 @@ class Client:
         """Return the pending work that the hosts report. `agents` lists at most 500 agents per host that have an unfinished durable turn,
         unconsumed inputs or dead letters.
 
-        `more` is the number of such agents beyond that limit. `silent_hosts` lists hosts that did not answer within 2 s or that run an
-        older release. `effects` lists the external effects on whose outcome agents are currently waiting.
+        `more` is the number of further agents with pending work that `agents` does not list. `silent_hosts` lists hosts that did not
+        answer within 2 s or that run an older release. `effects` lists the external effects on whose outcome agents are currently waiting.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
@@ -385,8 +385,7 @@ class Client:
 
         Raises:
             SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can start now.
-            UnknownOutcomeError: no answer arrived in time. The snapshot may or may not have been taken, and it is safe to repeat the
-                call.
+            UnknownOutcomeError: no answer arrived in time, so the snapshot may or may not have been taken. It is safe to repeat the call.
             CoordinatorUnavailableError: no coordinator answers. UsageError: this client's certificate has neither the role `operator` nor
                 the role `admin`.
         """
@@ -441,12 +440,12 @@ class Client:
         certificates, any role with read access is sufficient.
 
         Args:
-            live: whether to return the agent's current state instead, after waiting for the running turn to end. A recovery may undo the
-                current state.
+            live: whether to return the agent's current state instead, after waiting for the running turn to end. The current state may be
+                undone by a recovery.
             field: path of a single value to return, such as `mind.notes[3].text`.
 
         Raises:
-            AgentMissingError: the agent does not exist, has stopped, or is not in that snapshot.
+            AgentMissingError: the agent does not exist, has stopped, or is not part of the newest complete snapshot.
             NotFoundError: there is no snapshot yet, or the state has no such field.
             UsageError: the state is larger than 16 MiB as JSON, or this client has no permission.
             FleetEndedError: the fleet has ended, so no host can answer. UnknownOutcomeError: no host answered in time.
@@ -486,8 +485,8 @@ class Client:
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Discard dead letters of an agent without retrying them. Otherwise this method works like `retry_dead_letters`. Discarded dead
-        letters remain included in the agent's count of dead letters."""
+        """Discard dead letters of an agent without retrying them. In all other respects, this method works like `retry_dead_letters`.
+        Discarded dead letters remain included in the agent's count of dead letters."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
@@ -503,8 +502,8 @@ class Client:
         """Resolve an effect whose outcome is in doubt and on which its agent waits (docs/effects.md). Each effect can be resolved only
         once. The client needs the same roles as for `retry_dead_letters`.
 
-        `result` is the return value, as plain values, that the effect's function would have produced. `not_done` means that the effect
-        was not executed. In that case, the effect is called again once a complete snapshot contains the resolution.
+        `result` is the return value, as plain values, that the effect's function would have produced. `not_done` means that the effect was
+        not executed. If `not_done` is set, the effect is called again once a complete snapshot contains the resolution.
 
         Raises:
             NotFoundError, UsageError: the agent is not waiting for the effect, the effect needs no resolution, or this client has no
@@ -522,13 +521,13 @@ class Client:
         """Retry a failed effect, a failed compensation, or an effect in doubt that waits for an operator.
 
         If an effect failed, the message of its turn became a dead letter, which the retry handles in a new turn. Return when the retry has
-        ended. For an effect in doubt, return when the effect is certain to be called again. `key` is the effect's key as `effects` shows
-        it. It ends in `#2` for a second generation.
+        ended. For an effect in doubt, return when the effect is certain to be called again. `key` is the effect's key as returned by
+        `effects`. The key of a second generation ends in `#2`.
 
         Raises:
-            UsageError: the effect cannot be retried, for the reason in the error, or this client has no permission. NotFoundError: the
-                agent is waiting for a different effect.
-            InputDeadLetteredError: the effect failed again, which created a new dead letter. All other errors are those of
+            UsageError: this client has no permission, or the effect cannot be retried for the reason that the error states. NotFoundError:
+                the agent is waiting for a different effect.
+            InputDeadLetteredError: the effect failed again, which created a new dead letter. This method also raises the errors of
                 `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -537,7 +536,7 @@ class Client:
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Undo an effect by running its compensation, even if the effect's turn ended successfully. The agent is not notified. If the agent
-        requests the effect again later, the effect is executed again. Return when a complete snapshot holds the undo. If the effect is
+        requests the effect again later, the effect is executed again. Return when a complete snapshot contains the undo. If the effect is
         already undone, nothing happens. Raises the errors of `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._send_command(operator_commands.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)

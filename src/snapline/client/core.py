@@ -21,10 +21,10 @@ Rules
 2. *Repeating a key is always safe.* The client therefore retries each send with the same key until it gets a final answer or reaches its
    time limit.
 3. *Order.* At most one request per agent is in flight. Inputs for which the host answers "retry" are sent first in the agent's next
-   request. As a result, the inputs with receipts are numbered in the order in which the program sent them. If a send ended as unknown, its
-   input may still be accepted later, after inputs that were sent after it.
-4. *Doubt is permanent.* If a request ends without an answer, each of its sends can only be reported as accepted or as unknown. A later
-   refusal does not prove that the unanswered request was refused too.
+   request. Inputs with receipts are therefore numbered in the order in which the program sent them. If a send ended as unknown, its input
+   may still be accepted later, after inputs that were sent after it.
+4. *Doubt is permanent.* If a request ends without an answer, each of its sends can only be reported as accepted or as unknown. A refusal of
+   a later request does not prove that the unanswered request was refused too.
 5. *Every send ends* by its deadline.
 
 The client caches an agent's host until that host rejects the agent's inputs. A host that knows where the agent has moved redirects the
@@ -32,12 +32,11 @@ client to that host. The client follows the first redirect immediately, but wait
 each other. Every other retry uses exponential backoff, with jitter from the client's seed, so that the clients of a lost host do not all
 retry at once.
 
-Sends that arrive while requests are in flight are batched into the next request to their host. Otherwise, no send waits for a batch to
-fill.
+Sends that arrive while requests are in flight are batched into the next request to their host. No send waits just to fill a batch.
 
 *Answers.* An ask waits for the answer to an accepted input (`OpenAsks`). The agent's host reports the outcome of an input as soon as the
-outcome may be released. Until then, the client repeats its request whenever a host replies "retry", or a call fails or takes too long. A
-request for an answer changes nothing, so it may be repeated at any time. Every ask ends by its deadline.
+outcome may be released. Until the outcome is released, the client repeats its request whenever a host replies "retry", or a call fails or
+takes too long. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends by its deadline.
 
 The caller's duties:
 1. Carry out commands in order. Answer each request exactly once and within its time limit.
@@ -67,7 +66,7 @@ unreachable host sooner."""
 
 
 class _Ask:
-    """An open ask. `failures` is the number of consecutive failures."""
+    """An open ask. `failures` is the number of consecutive failed attempts."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -165,8 +164,8 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: HostAddress, now_ns: int) -> None:
-        """Ask the host named in the reply immediately, if it is a different host and the ask has not failed before. Otherwise, wait and
-        then look up the agent's host."""
+        """Ask the host named in the reply immediately, if it is a different host and the ask has not failed before. If the reply names no
+        other host or the ask has failed before, wait and then look up the agent's host."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -462,8 +461,8 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: HostAddress) -> None:
-        """Send to the host named in the reply immediately, if it is a different host and no attempt has failed before. Otherwise retry
-        after a wait."""
+        """Send to the host named in the reply immediately, if it is a different host and no attempt has failed before. If the reply names
+        no other host or an attempt has failed, retry after a wait."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place

@@ -1,7 +1,8 @@
 """Calls from a client to hosts, over one connection per host. A call either sends inputs or asks a question about one agent.
 
 A host processes a request only after it has received the last message of the request's stream. A call therefore has no effect if it fails
-before the connection is made or before that last message is written. If a call fails later, its outcome is unknown.
+before the connection is made or before the last message of its stream is written. If a call fails after its last message was written, its
+outcome is unknown.
 
 Most requests consist of one message and use a unary call, which is identical on the wire. If a write to a stream fails because the host
 has ended the call, gRPC does not report the host's reason (`tests/access/world.py` calls such a call unheard).
@@ -155,7 +156,7 @@ class HostCalls:
             return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
-        """Open new connections with the renewed certificates from now on. Pending calls continue on the old connections."""
+        """Use the renewed certificates for all new connections. Pending calls continue on the old connections."""
         self._left += self._connections.values()
         self._connections.clear()
 
@@ -354,8 +355,8 @@ async def ask_until_answered(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[AnswerT]
 ) -> dict[str, AnswerT | None]:
-    """Ask every live host, and return its answer. The answer is None if the host did not answer in time or runs an older release. The
-    result is empty if the coordinator does not answer."""
+    """Ask every live host, and return each host's answer. A host's answer is None if the host did not answer in time or runs an older
+    release. The result is empty if the coordinator does not answer."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:

@@ -1,8 +1,8 @@
 """Commands with which operators handle dead letters and external effects.
 
-Each dead-letter command contains the number and identity of its dead letter, so it never affects a different one. Commands on dead
+Each dead-letter command contains the number and identity of its dead letter, so it can never affect another dead letter. Commands on dead
 letters may be repeated, because a dead letter no longer exists once it has been retried or dropped. All commands of one call are sent in
-one request to the agent's host. The request is repeated with the same keys until every command has an outcome.
+one request to the agent's host. The client repeats this request with the same keys until every command has an outcome.
 
 Effect commands apply to effects that are in doubt or have ended. This module also collects the state of unfinished effects from hosts.
 """
@@ -320,8 +320,8 @@ def is_retry_or_undo(word: GivenInput) -> bool:
 async def say(
     command_sender: CommandSender, word: GivenInput, key: str, deadline_s: float, wait_for_answer: WaitForAnswer
 ) -> None:
-    """Send the command, and wait until the waiting turn has used it or the command's separate turn has ended. Raises the errors of
-    `CommandSender.give`.
+    """Send the command, and wait until the turn that waits for the effect has used it, or the command's separate turn has ended. Raises
+    the errors of `CommandSender.give`.
 
     Raises:
         UsageError: the host refused the command, or an earlier command has already resolved the effect.

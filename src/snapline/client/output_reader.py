@@ -114,8 +114,8 @@ async def follow_outputs(
     """Yield outputs as soon as they are released. `coordinator` is called before each request to get the current connection, because
     connections may be renewed.
 
-    Unless the current page is large, the next page is requested while the program processes the current page. Early requests also show
-    early that the fleet has ended.
+    Unless the current page is large, the next page is requested while the program processes the current page. Requesting pages early also
+    makes the reader notice early that the fleet has ended.
     """
     next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
@@ -151,8 +151,8 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the cursor at which reading starts. A new consumer is created if none has this name, and from then on its unacknowledged
-    outputs are retained.
+    """Return the cursor at which reading starts. If no consumer has this name, it is created, and from then on its unacknowledged outputs
+    are retained.
 
     Raises:
         UsageError: both `after` and `consumer` are given.

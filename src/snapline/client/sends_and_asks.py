@@ -1,8 +1,8 @@
 """The sends and asks of a program: validating the inputs, holding the futures on which the program waits, and building the outcomes. The
 outcome of a send or ask is a receipt, a reply or an error.
 
-While a limit on open sends is reached, further sends wait in the order in which they were called. The number of open asks is also
-limited. `find`, `offer` and `ask` carry out the core's requests. Each of these three functions returns exactly one event for the core.
+While a limit on open sends is reached, further sends wait in the order in which they were called. The number of open asks is also limited.
+The functions `find`, `offer` and `ask` execute the core's requests. `find`, `offer` and `ask` each return exactly one event for the core.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Receipt(msgspec.Struct, frozen=True):
     """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite crashes and rollbacks.
 
     Attributes:
-        number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. An agent consumes its inputs in the order of these
+        number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. An agent consumes its inputs in the order of their
             numbers.
         key: idempotency key of the input, unique among the inputs of its agent.
         is_repeated: whether an earlier send had already delivered this input under the same number.
@@ -64,7 +64,7 @@ class Reply(msgspec.Struct, frozen=True):
         number: sequence number of the input among the inputs of its agent.
         message: `{"type": type name, "fields": plain values}`, or an instance of the caller's `reply_type`. None if the turn gave no
             answer, or if the answer was stored too long ago and has been deleted.
-        is_early: whether the answer was returned as soon as its turn had ended, so a recovery may still change it.
+        is_early: whether the answer was returned as soon as its turn had ended, in which case a recovery may still change the answer.
         key: idempotency key of the input.
     """
 

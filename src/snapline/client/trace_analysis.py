@@ -1,6 +1,6 @@
 """Analysis of what a failure costs, based on a trace or on a running fleet. The results are Python objects for scripts and notebooks.
 
-A trace is a file written by a host, another file in the same format (docs/protocols.md), or a folder of such files. The figures are the
+A trace is a file written by a host, another file in the same format (docs/protocols.md), or a folder of such files. The results are the
 same as those printed by `snapline analyze` and `snapline recovery line`. Notebooks render the results with `_repr_html_`.
 """
 
