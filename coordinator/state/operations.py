@@ -35,7 +35,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
 class DefineFleet(Kind, frozen=True, gc=False):
     """The first operation, which defines the fleet. `agents` is the total number of agents in the `DefineAgents` operations that follow.
-    `parts` is the same as `Join.definition_parts`."""
+    `parts` has the same meaning as `Join.definition_parts`."""
 
     cluster: str
     name: str
@@ -68,7 +68,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
     Attributes:
         expected_start: the host's start number when the operation was proposed, so that a late proposal cannot replace a newer run.
         died: `instance` of the previous run if its process died during turns, otherwise "".
-        died_in: the turns during which that process died.
+        died_in: the turns that the previous process was running when it died.
         ran_until_ns: same as in `LoseHosts`, for the previous run.
     """
 
@@ -90,7 +90,7 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """Loss or departure of host processes. Messages that these processes send later are rejected.
+    """Loss or departure of host processes, whose later messages are rejected.
 
     Attributes:
         is_spare: whether the hosts are reachable but prevent the fleet from making progress. The next plan excludes such hosts even if they
@@ -193,7 +193,7 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """Completion of an epoch whose data is durable, complete and verified. `root` is the root of its manifest.
+    """Completion of an epoch whose data is durable, complete and verified. `root` is the root of the epoch's manifest.
 
     `account` summarizes the times that hosts reported, or is None if there were no reports.
     """
@@ -374,7 +374,7 @@ def decode_operation(data: bytes) -> Operation:
     """Return the operation encoded in a log entry.
 
     Raises:
-        LogError: the entry is not an operation, or its version is unknown to this release. The process must then exit.
+        LogError: the entry is not an operation, or its version is unknown to this release. After this error, the process must exit.
     """
     try:
         envelope = cast(operation_pb2.Operation, _parse(data))

@@ -263,7 +263,7 @@ class ForkServer:
             self._on_server_gone()
 
     def _on_server_gone(self) -> None:
-        """Stop listening to the server after it has exited. The kernel kills its children."""
+        """Stop listening to the server after it has exited. The kernel kills the server's children."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._connection)

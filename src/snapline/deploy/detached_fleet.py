@@ -53,7 +53,7 @@ class DetachedPlan(msgspec.Struct, frozen=True):
         ssh: the ssh program with its options.
         sbatch: options for `sbatch`.
         python: path of the Python interpreter on the machines. If `python` is empty, the launcher uses its default.
-        image: image of the containers.
+        image: container image.
         code: the remote folder that contains the fleet's module; for containers, the local folder.
         tls: a local folder created by `snapline auth init`. On Slurm, all nodes must share this folder. If `tls` is empty, TLS is disabled.
     """
@@ -103,7 +103,7 @@ def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
     """Read the current certificate files of one process. The files may have been renewed or added since the previous call.
 
     Raises:
-        ExternalFailureError: If a file is missing. Starting the process may succeed later.
+        ExternalFailureError: If a file is missing. A later attempt to start the process may succeed.
     """
     if not plan.tls:
         return {}

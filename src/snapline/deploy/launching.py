@@ -7,8 +7,8 @@ depend on the launcher.
 
 If a launcher reports a lost host (`ReportHostExit`), the coordinator's failure detector uses the report only as a hint. Without the report,
 the coordinator detects the loss a second or two later, when its connection to the host breaks. When a process registers, the coordinator
-assigns its incarnation or host generation through Raft. Launchers do not assign them. `instance` only identifies one run of a process, so
-that an exit report is not applied to a later run.
+assigns its incarnation or host generation through Raft. Launchers do not assign incarnations or host generations. `instance` only
+identifies one run of a process, so that an exit report is not applied to a later run.
 
 `snapline.deploy.conformance` tests built-in and third-party launchers.
 """
@@ -46,7 +46,7 @@ class Handle(msgspec.Struct, frozen=True):
     """Identifies a process that a launcher has started.
 
     Attributes:
-        name, instance: from the process's spec. The instance differs from the spec if the place has restarted the process without the
+        name, instance: same as in the process's spec. The instance differs from the spec if the place has restarted the process without the
             launcher.
         where: the launcher's name for the machine or node.
         pid: the process id on its machine.
@@ -59,7 +59,7 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Starts, ends and watches processes. Use a launcher only in one event loop. Several of its methods may run concurrently."""
+    """Starts, ends and watches processes. Use a launcher only in one event loop. Several methods of a launcher may run concurrently."""
 
     @property
     def where(self) -> str:
@@ -139,7 +139,7 @@ than waiting."""
 
 
 class Commands(Protocol):
-    """Builder of the command lines of child processes. Tests replace it to run other programs."""
+    """Builder of the command lines of child processes. Tests replace this builder to run other programs."""
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """Return the command line of coordinator replica `name`, which listens at `address`.

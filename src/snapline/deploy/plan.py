@@ -35,7 +35,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         store: URL of the store, or a path that all nodes share. If `store` is empty, the store is the folder `store` in `data_dir`, and all
             nodes must share `data_dir`.
         node: resources to reserve for each host on its node. Used only on Ray.
-        on_failure: whether agents of a lost host move to other hosts immediately, or first wait for the host to return. The host is
+        on_failure: whether agents of a lost host move to other hosts immediately, or first wait for the host to return. The lost host is
             restarted in either case.
         is_insecure: whether plaintext between nodes is allowed.
         domain: trust domain of the certificates.

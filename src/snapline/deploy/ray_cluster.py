@@ -182,7 +182,7 @@ class RayCluster:
 
 
 def _is_unrelated_warning(record: logging.LogRecord) -> bool:
-    """Suppress Ray's warning that an actor ends with its placement group. Ending both together is intended."""
+    """Suppress Ray's warning that an actor ends together with its placement group, which is intended."""
     return "placement group is not recommended" not in record.getMessage()
 
 

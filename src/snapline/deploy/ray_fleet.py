@@ -198,7 +198,7 @@ class RayLauncher:
         node: Mapping[str, float] | None = None,
         files: Files = lambda kind, name: {},
     ) -> None:
-        """Describe the fleet and its cluster. `open` then reserves the place.
+        """Describe the fleet and its cluster.
 
         Args:
             cluster: connection to the Ray cluster. Closing the launcher closes the connection.
@@ -467,7 +467,7 @@ async def up(
     Raises:
         UsageError: If a fleet of this name is already running, or plaintext between nodes would be needed but is not allowed.
         ExternalFailureError: If the cluster does not have enough nodes.
-        SnaplineError: If the supervisor gives up. The fleet has then been shut down.
+        SnaplineError: If the supervisor gives up, in which case the fleet has been shut down.
         UnknownOutcomeError: If some hosts have not joined after `timeout_s` seconds. The fleet keeps starting.
     """
     if cluster.names():

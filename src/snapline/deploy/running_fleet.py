@@ -117,7 +117,7 @@ class LaunchedFleet:
         """Describe the fleet, which `start()` then starts.
 
         Args:
-            launcher: launcher of the processes. The fleet closes the launcher when it stops.
+            launcher: launcher of the processes. When the fleet stops, it closes the launcher.
             hosts: number of hosts, which are named `h1` to `hN`.
             coordinators: 1, 3 or 5. A single coordinator is named `coordinator`. Replicas are named `c1`, `c2` and so on.
             on_failure: whether agents of a lost host wait for a "restart" or "move" to other hosts.
@@ -276,7 +276,7 @@ class LaunchedFleet:
     def scale(self, hosts: int) -> None:
         """Set the number of hosts to N.
 
-        Start the missing hosts among `h1` to `hN`, and end all hosts above `hN`. Drain the hosts to be ended before this call.
+        Start the missing hosts among `h1` to `hN`, and end all hosts above `hN`. Before this call, drain the hosts that it will end.
 
         Raises:
             UsageError: If the number is out of range.

@@ -4,8 +4,8 @@ Each element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launc
 every request to Slurm, `Slurm` runs one of Slurm's programs and parses its output.
 
 - *Node failure*: if Slurm loses contact with a node, it ends and requeues the element. The launcher's connection then breaks, and the
-  launcher reports the loss immediately. To start the process again, the launcher waits until the element runs again. The element then has
-  no process. If the old process survives on its node, its messages are rejected, because its host has been replaced (G9).
+  launcher reports the loss immediately. To start the process again, the launcher waits until the element runs again. A restarted element
+  has no process at first. If the old process survives on its node, its messages are rejected, because its host has been replaced (G9).
 - *Time limit*: Slurm warns the workers of hosts before the limit. A warned worker requests a last snapshot, ends its process and is
   requeued.
 - *Coordinators* keep their addresses and thus their nodes. Instead of requeuing a coordinator's element, the launcher submits a new element
@@ -71,7 +71,7 @@ class Element(msgspec.Struct, frozen=True):
         state: Slurm's name of the state, such as `RUNNING`.
         node: node on which the element is running.
         restarts: number of times the element was requeued.
-        reason: reason why the element is waiting.
+        reason: why the element is waiting.
     """
 
     job: str
@@ -144,7 +144,8 @@ class Slurm:
         self._next_query: asyncio.Task[dict[str, Element]] | None = None
 
     async def elements(self) -> dict[str, Element]:
-        """Map the name of each process to its waiting, running or completing element. The query starts after this call.
+        """Map the name of each process to its waiting, running or completing element. The result comes from a query that starts after this
+        call.
 
         All calls that arrive during a running query share the next query, because many calls arrive at the same time.
         """
@@ -332,7 +333,7 @@ class SlurmLauncher:
         slurm: Slurm | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe the fleet and its cluster. `open` then reserves the place.
+        """Describe the fleet and its cluster.
 
         Args:
             data_dir: path of a folder, shared by all nodes, for logs and the coordinators' files.

@@ -7,8 +7,8 @@ all commands and certificates. Command lines contain no secrets.
 
 A broken connection does not mean that the processes on the machine have ended. So the launcher retries indefinitely, and never reports an
 exit that it has not observed. The coordinator monitors its own connections to the hosts, and decides whether the fleet continues without an
-unreachable machine. Each process always runs on the same machine. While a machine is down, agents of its hosts run on other hosts. The
-machine's hosts return with the machine.
+unreachable machine. Each process always runs on the same machine. While a machine is down, agents of its hosts run on other hosts. When the
+machine returns, its hosts return too.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class SshLauncher:
         files: Files = lambda kind, name: {},
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe the fleet and its machines. `open` then reserves the place.
+        """Describe the fleet and its machines.
 
         Args:
             machines: host names for `ssh`. Each is `user@host`, `ssh://user@host:port`, or a name from the user's ssh configuration.

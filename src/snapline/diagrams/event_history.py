@@ -6,8 +6,8 @@ The *position* of an event is its index in an order that respects causality and 
 module computes:
 
 - Undone events. A recovery undoes all events of an agent after the agent's checkpoint on the recovery line.
-- Cuts. A cut contains one checkpoint number for each agent. Numbers are reused after a recovery. A number in a cut therefore refers to the
-  latest checkpoint with this number when the cut is added.
+- Cuts. A cut contains one checkpoint number for each agent. Checkpoint numbers are reused after a recovery. A number in a cut therefore
+  refers to the latest checkpoint with this number when the cut is added.
 - Messages. Each send of a message has one arrow. If the message is received again after a recovery, its arrow has several heads.
 
 An event is *inside* a cut if it precedes its agent's checkpoint in the cut, and was not undone before that checkpoint was taken. For a set

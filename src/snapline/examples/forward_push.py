@@ -10,14 +10,14 @@ a module's residual and adds the stopping part to the module's rank. The rest is
 push, *true rank = rank + sum over all modules of residual times the module's own personalised rank*. Mass in transit is residual mass that
 has not arrived yet.
 
-The order of the pushes. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed,
-nearby shards would exchange tiny amounts of mass, each in a message that costs as much as a large one. So shards proceed in rounds, and
-each shard synchronizes only with its neighbours. The rounds implement the local synchronizer of Awerbuch, "Complexity of Network
-Synchronization" (Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round
-k (0, 1, …), a shard pushes each of its residuals once, and sends the same number of messages to every neighbour. Some messages contain no
-mass. After a shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet,
-and two neighbours are never more than one round apart. An arriving message belongs to the last pushed round or to the next round. Messages
-of the next round are stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
+Order. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed, nearby shards
+would exchange tiny amounts of mass, each in a message that costs as much as a large one. So shards proceed in rounds, and each shard
+synchronizes only with its neighbours. The rounds implement the local synchronizer of Awerbuch, "Complexity of Network Synchronization"
+(Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round k (0, 1, …), a
+shard pushes each of its residuals once, and sends the same number of messages to every neighbour. Some messages contain no mass. After a
+shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet, and two
+neighbours are never more than one round apart. An arriving message belongs to the last pushed round or to the next round. Messages of the
+next round are stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
 
 The work. The mass that has been pushed k times is at most 17/20 of the mass that has been pushed k - 1 times. After
 

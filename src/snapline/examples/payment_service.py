@@ -6,9 +6,9 @@ The service is a separate HTTP server on this machine, which uses only the stand
     python -m snapline.examples.payment_service payments.jsonl -- sh -c 'snapline run … --arg service=$PAYMENTS'
 
 If a command is given after `--`, the service runs only while the command runs. Each payment is one line of the ledger file, which is
-written to disk before the service replies. So killing the service loses no payment that was confirmed. Callers rely on the *key*. Requests
-with the same `Idempotency-Key` mean the same payment and get the same reply, even if the service was killed in between. With
-`--ignore-keys`, the service ignores the keys and makes a payment for each request.
+written to disk before the service replies. So killing the service loses no payment that was confirmed. Requests with the same *key*
+(`Idempotency-Key`) mean the same payment and get the same reply, even if the service was killed in between. With `--ignore-keys`, the
+service ignores the keys and makes a payment for each request.
 
     POST /payments {"order", "amount"}   pay; 402 above the limit, 409 if the key was used for another request
     GET  /payments/KEY                   return the payment with this key, or 404

@@ -70,7 +70,7 @@ class Wishes(msgspec.Struct):
 
 
 def refund(service: str, order: int, amount: int, crash_every: int, *, key: str = "") -> Receipt:
-    """Refund an order. This is the tool that the agents call. The tool may crash on purpose, as part of the experiment."""
+    """Refund an order. The agents call this function as a tool. The tool may crash on purpose, as part of the experiment."""
     receipt = pay(service, f"order-{order}", amount, key=key)
     if crash_every and order % crash_every == 0 and receipt.is_first:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -112,7 +112,7 @@ class Worker(snapline.Agent):
         self._step_if_complete(ctx)
 
     def _live(self) -> snapline.TorchState:
-        """Return the network and its optimizer. After a recovery, first create the network."""
+        """Return the network and its optimizer. After a recovery, the network is created first."""
         training = self.state.training
         if not training.is_live:
             training.load_into(*build())

@@ -334,7 +334,7 @@ class Gateway:
 
 
 class _Reader:
-    """Reads the fleet's outputs for one stream. `coming` is the future of the next output."""
+    """Reads the fleet's outputs for one stream. `coming` is a future that yields the next output."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found

@@ -90,7 +90,7 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         to: number of the checkpoint, or None if the agent keeps its live state.
         checkpoints: number of newer durable checkpoints that the rollback discards.
-        turns: number of turns that are undone. Unknown turns are not counted.
+        turns: number of undone turns, without turns that are unknown.
     """
 
     agent: str
@@ -183,12 +183,12 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         created: time at which the snapshot was taken, in UTC and in RFC 3339 format.
-        void_epochs: complete epochs after the snapshot. The restore discards them.
-        agents_gone: agents created after the snapshot. The restore removes them.
-        agents_back: agents that have left since the snapshot. The restore brings them back.
+        void_epochs: complete epochs after the snapshot, which the restore discards.
+        agents_gone: agents created after the snapshot, which the restore removes.
+        agents_back: agents that have left since the snapshot, which the restore brings back.
         inputs: for each agent, the inputs that it had not consumed yet when the snapshot was taken. These inputs are delivered again, or
             dropped if `is_dropping_inputs` is set.
-        effects: external effects since the snapshot. The restore does not undo them.
+        effects: external effects since the snapshot. A restore does not undo external effects.
     """
 
     epoch: int

@@ -173,7 +173,7 @@ class CoordinatorClient:
         """Return the fleet's status. With `stale`, any replica may reply with the state that it has applied so far.
 
         With `unconfirmed`, the leader replies without confirming its leadership, which saves a write to the log. For a short time, the
-        reply may then come from a leader that was already replaced. So use this option only for polling.
+        reply may then come from a leader that was already replaced. So use `unconfirmed` only for polling.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
@@ -268,7 +268,7 @@ class CoordinatorClient:
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
         """Acknowledge all outputs up to `cursor` on behalf of a consumer, and return the consumer's position. The first acknowledgement
-        creates the consumer. The position never moves backwards.
+        creates the consumer. A consumer's position never moves backwards.
 
         Raises:
             UsageError: the name is invalid, or the cursor does not belong to this fleet's store.

@@ -1,7 +1,7 @@
 """Records of the topic `@effects`, the ledger of a fleet's external effects. This module does no I/O.
 
 Each record is an output of the agent that owns the effect (`host/host_effects.py`). So a record is released with its epoch, exactly once
-and in order. A restore reverts it like any other output.
+and in order. A restore reverts a record like any other output.
 """
 
 from typing import Any, Literal
@@ -33,7 +33,7 @@ class EffectRecord(msgspec.Struct, frozen=True):
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
         key: key of the effect, unique within the agent. A key that begins with `@` was generated from the turn that started the effect.
-        generation: generation of the effect. The generation starts at 1 and increases by 1 after each compensation.
+        generation: generation of the effect, which starts at 1 and increases by 1 after each compensation.
         name: name of the effect.
         outside_key: idempotency key that is sent to the external service.
         arguments: the effect's arguments as readable text.

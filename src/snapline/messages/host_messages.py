@@ -511,7 +511,7 @@ class LogOpened(Directive, frozen=True, gc=False):
 
     Attributes:
         certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
-        newest: number of a batch. From now on, the coordinator knows that the log contains this batch.
+        newest: number of a batch that, from now on, the coordinator knows to be in the log.
     """
 
     plan: int

@@ -19,7 +19,7 @@ taken from the patterns measured in docs/protocols.md. The cost of sender logs i
 no upper bound. A different protocol is therefore advised only if there is direct evidence against the current protocol:
 
 - Epochs take longer than the interval between them, or are aborted. Under a coordinated protocol, the longest turn of any agent delays all
-  agents. Under `bcs`, it delays only its own agent.
+  agents. Under `bcs`, a long turn delays only its own agent.
 - Under `uncoordinated`, the recovery line is older than several intervals, which indicates the domino effect.
 - Under a communication-induced protocol, the ratio of forced to basic checkpoints is higher than in any pattern measured under `bcs`.
 
@@ -300,7 +300,7 @@ def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
 
 
 def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
-    """Return the best interval under the fleet's current protocol. The price must be known."""
+    """Return the best interval under the fleet's current protocol. The price of checkpoints must be known."""
     price_s, share = _price_s(figures), _share(figures)
     formula_s = daly(price_s, mtbf_s / share)
     lowest, bound = max((INTERVAL_MIN_S, "least"), (figures.duration_s or 0.0, "duration"))

@@ -15,7 +15,7 @@ channel. Below, r denotes `recorded`, the last epoch for which the agent has rec
 2. If an announcement by the host, a marker or a message refers to an epoch e > r, the agent *owes* e. It must then record its state before
    its next turn. A message that refers to e waits in the mailbox until then.
 3. When the agent records its state for e, the same image serves all epochs from r + 1 to e. The channel state of each of these epochs x
-   starts with the messages in the mailbox whose stamp is < x. Then r is set to e.
+   starts with the messages in the mailbox whose stamp is < x. After the recording, r is set to e.
 4. A message with stamp s that arrives later is added to the channel state of every open epoch x with s < x <= r.
 5. On each channel that it has ever used, the agent sends a marker. The marker contains e and the number of the last message sent before the
    agent recorded its state. The marker follows all messages stamped < e, and may also follow later messages. When the receiver has the
