@@ -122,11 +122,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """The fleet or scenario under test. For each seed, the subject creates a scenario and runs it.
-
-    Attributes:
-        name: name of the fleet or scenario.
-    """
+    """The fleet or scenario under test. For each seed, the subject creates a scenario and runs it."""
 
     def __init__(
         self,

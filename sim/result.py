@@ -20,7 +20,6 @@ class Violation(msgspec.Struct, frozen=True):
             oracle count as the same bug.
         guarantee: name of the guarantee, such as "G1", or "core" if an invariant of a core is violated.
         t_ns: virtual time of the violation.
-        text: description of the violation, with evidence.
     """
 
     oracle: str
@@ -53,10 +52,7 @@ class Result(msgspec.Struct, kw_only=True):
         waypoints: hash of the journal after every thousand entries. Comparing these hashes locates the first difference between two runs.
         journal: text of one section of a thousand journal entries, if the caller requested it.
         events: number of events that the simulation kernel executed.
-        messages: number of messages that turns consumed.
-        probes: for each probe's name, its number of hits.
         metrics: for each metric's name, its value. The name of a metric ends with its unit.
-        faults: executed faults.
         unstubbed_steps: names of the steps and effects of a user's fleet that have no stub, so that the run executed the real functions.
     """
 

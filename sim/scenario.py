@@ -273,7 +273,6 @@ class RunPart(Part, frozen=True, kw_only=True):
         until: time by which all faults must have ended.
         faults_from: moment to which the times of faults refer, which is either the time when the fleet is running or the start of the run.
         retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as "last=3,hourly=2,daily=0".
-        snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of successive turns after which a host does other work.
         turns: number of turns after which the run of a fleet without a known end stops. The run also ends if the fleet is idle or the
             waiting time has expired. The value 0 means that the run does not wait for turns.

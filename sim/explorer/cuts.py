@@ -91,7 +91,6 @@ def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -
     messages than any agent sends, so the sum is not 0.
 
     Args:
-        ledger: the agent's ledger.
         waiting: for each sender, the numbers of the messages that are in transit to the agent or wait for a turn.
     """
     count, flow = len(ledger.sent), 0
@@ -167,7 +166,6 @@ class AllCuts:
     Attributes:
         pairs: pairs of agents, in the order in which relations list them.
         columns, tables: all columns and tables seen so far.
-        judgements: judgements by relation.
         lines: for each relation and set of failed agents, the recovery line.
     """
 

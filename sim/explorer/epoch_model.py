@@ -110,7 +110,6 @@ class EpochNode(NamedTuple):
         core: number that identifies the image of the agent's core.
         channels: for each sender, the messages and markers in transit to the agent.
         words: messages from the coordinator that the agent has not yet handled.
-        mailbox: messages that wait for a turn.
         records: the agent's records for epochs that this agent does not yet know to have ended.
         unreported: epochs for which the agent must send a new report.
         held: markers that have not been sent yet, with their receivers.

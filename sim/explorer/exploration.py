@@ -46,7 +46,6 @@ class Exploration(msgspec.Struct):
 
     Attributes:
         states: number of distinct states that were reached.
-        transitions: number of steps between these states.
         depth: largest number of steps from the initial state to another state, by the shortest path.
         is_complete: whether all states that are possible within the bounds were reached.
         violation: the violation that was found, or None. The field `t_ns` of a violation contains the number of steps that lead to it.

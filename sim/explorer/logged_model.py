@@ -244,7 +244,6 @@ class LoggedNode(NamedTuple):
     """State of an agent.
 
     Attributes:
-        now: the agent's live state.
         checkpoints: the agent's permanent checkpoints, starting with the initial checkpoint.
         channels: for each sender, the messages in transit to the agent.
         tentative: the agent's tentative checkpoint, whose round is undecided, or None.

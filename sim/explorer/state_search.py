@@ -97,11 +97,7 @@ def validated_image(core: ValidatedCore) -> Hashable:
 
 class CoreMemo(Generic[CoreT]):
     """Memo that caches the behaviour of one agent's core. The memo maps an image and an action to the next image and the result. The real
-    core computes each entry only once.
-
-    Attributes:
-        images: all images seen so far.
-    """
+    core computes each entry only once."""
 
     def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
         """Create a memo. `freeze` must validate a core and return its image, and `restore` must return a core for an image."""
@@ -162,7 +158,6 @@ class Model(Protocol):
 
     Attributes:
         actors: number of actors. The last actor is the coordinator.
-        labels: labels of steps.
     """
 
     actors: int

@@ -48,7 +48,6 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
         patches: function that returns the replacements for the product's functions.
         scenario: template in which the bug is likely to occur.
         oracle: name of the oracle that finds the bug when the scenario runs with `seed`.
-        seed: seed with which the bug is found.
         is_unchecked: whether the coordinator's own checks of channel states are also disabled.
     """
 

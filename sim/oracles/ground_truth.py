@@ -153,9 +153,7 @@ class StepRun(msgspec.Struct):
         begun: the identity of the turn, which consists of the agent, the number of its earlier durable turns, the turn's cause, and its
             first state.
         seen: outcomes of all requests that the turn has made so far.
-        asked: the step that is currently running, or None.
         is_counted: whether the turn is already counted as a durable turn.
-        has_failed: whether the durable handler has raised an exception.
     """
 
     begun: tuple[object, ...]
@@ -325,18 +323,12 @@ class GroundTruth:
     """Ground truth of one run, with all its branches.
 
     Attributes:
-        branches: branches by plan.
         newest_plan: number of the newest plan that any host has followed.
         captured: every captured image, by the checkpoint's identity.
         places: for each agent, its index in vector clocks.
         messages: number of messages consumed by turns.
         zombie_turns: number of turns taken under a plan that was not the newest.
         dead_lettered, unroutable: number of messages that became dead letters of their receivers, and of their senders, respectively.
-        inputs: oracle for clients' inputs and the answers to them.
-        outputs: oracle for released outputs.
-        dead_letters: oracle for dead letters and operator commands.
-        steps, effects: oracles for steps and for effects.
-        rollbacks: oracle for rollback requests.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:

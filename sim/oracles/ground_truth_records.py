@@ -78,7 +78,6 @@ class Captured(msgspec.Struct, frozen=True):
         turns: number of turns that the agent had finished before the image was captured.
         voids: number of the agent's messages that had become void before the image was captured.
         parked: for each receiver, the number of messages that had been sent but were still in the outbox.
-        digest: digest of the agent's state.
         rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
     """
 

@@ -136,7 +136,6 @@ class InputRecord(msgspec.Struct):
         is_given_up: whether the input's outcome was once in doubt, or the client has stopped waiting for it. If so, the input may be
             accepted after later inputs.
         is_denied: whether the client was informed that the input was certainly not accepted, and has not resent it.
-        is_consumed: whether the input was consumed in any history.
         is_reported_dead_letter: whether the client was informed that the input is a dead letter.
         words: all numbers under which hosts have accepted the input.
         replies: all answers that turns, in any history, gave to the input.
@@ -161,7 +160,6 @@ class InputOracle:
 
     Attributes:
         offered: for each input's payload, the record of the input.
-        drops: the restores that dropped inputs.
         has_fallen_back: whether the fleet was rolled back to a point before a complete epoch, either by a restore or because the epoch's
             bytes were lost.
         has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older epoch.
@@ -358,7 +356,6 @@ class OutputOracle:
     Attributes:
         had: the releases that a reader of all release files has received and that were not reverted.
         emitted: number of outputs that turns have emitted, counted over all histories.
-        undone: number of outputs that were reverted.
     """
 
     def __init__(self, report: Report) -> None:

@@ -81,7 +81,6 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
         check_cut: function that checks the workload's invariant.
         with_clocks, with_replay: whether to run the oracles that use vector clocks, and the oracles that replay turns. These oracles are
             the most expensive.
-        is_own: whether the fleet is a user's fleet.
     """
 
     protocol: str
@@ -98,9 +97,6 @@ class Judge:
 
     Attributes:
         violations: the violations found so far, up to `VIOLATIONS_MAX`.
-        probes: the probes that this run has hit.
-        ground_truth: ground truth of the run.
-        replays: the replay oracle.
         on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth that the world calls directly for speed.
         on_frozen: method of `LivePlaces` to call when a host has frozen its agents.
         on_unsaved: method of `LivePlaces` to call when a frozen agent cannot be saved.

@@ -63,7 +63,6 @@ class Outcomes:
 
     Attributes:
         epochs: all epochs that have ever begun, even if the product no longer remembers them.
-        plan: number of the newest plan.
         is_used: whether the oracle has received any log entry.
     """
 

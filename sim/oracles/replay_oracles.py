@@ -245,11 +245,7 @@ def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[s
 
 
 class _Search:
-    """A search through the code of handlers for uses of state outside checkpoints.
-
-    Attributes:
-        variables: the variables that the code uses.
-    """
+    """A search through the code of handlers for uses of state outside checkpoints."""
 
     def __init__(self, own: tuple[str, ...], agent_class: type[Agent]) -> None:
         self._own = own
@@ -385,7 +381,6 @@ class ReplayOracle:
     """Oracle that replays the surviving histories of one run.
 
     Attributes:
-        durable: oracle that replays single durable turns.
         is_own: whether the fleet is a user's fleet. If so, the fleet's module variables are checked, and its durable turns are replayed.
     """
 

@@ -165,11 +165,9 @@ def draw_run(
     """Return the space-time diagram of a run as the text of an SVG file.
 
     Args:
-        recording: recording of the run.
         result: result of the same run, which contains the violations and faults.
         events_max: maximum number of events to show. The diagram shows the events around the first violation or, if there is none, the last
             events.
-        agents_max: maximum number of agents to show.
         is_read_from_end: whether readers see the right end of a wide diagram first, so that the legend is placed there.
     """
     scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)

@@ -71,7 +71,6 @@ class Page(msgspec.Struct, frozen=True):
         commit: Git commit of the code, or "" if it is unknown.
         heal_ns: time at which all faults were healed.
         within_ns: time that the fleet may take after `heal_ns` to finish its work.
-        catalogue: for each probe's name, the probe's meaning.
     """
 
     result: Result

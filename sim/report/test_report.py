@@ -65,7 +65,6 @@ class Failure(msgspec.Struct):
     """A failed run and its scenario.
 
     Attributes:
-        passed: number of seeds that passed before this run.
         is_repeatable: whether, as far as known, repeating the run produces the same trace.
         folder: folder of the original run if this run is a replay. Otherwise None.
     """

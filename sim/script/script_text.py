@@ -52,7 +52,6 @@ class Block(msgspec.Struct, frozen=True):
 
     Attributes:
         written: the lines that precede the trace, without the `----` line.
-        commands: the commands in these lines.
     """
 
     written: tuple[str, ...]
@@ -195,7 +194,6 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
     Args:
         protocol: the protocol's name in `rules.RULES`.
-        piggyback: the piggyback, which this protocol has created.
         names: agent names, in the order of the agents' ordinals.
     """
     numbers = decode(piggyback)

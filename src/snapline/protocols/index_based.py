@@ -53,16 +53,15 @@ BCS
 ---
 Under BCS, each agent has one checkpoint index, and forced checkpoints keep the indices of all agents close together.
 
-Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint
-equals the index in the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's
-forces a checkpoint before the turn that handles the message. So no message sent after a checkpoint with index k is received before a
-checkpoint with index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no
-such checkpoint. These checkpoints and live states together form a consistent cut, so no checkpoint is useless (G6). By contrast, each
-agent's last checkpoint with an index <= k would not form a consistent cut.
+The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint equals the index in the message
+that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's forces a checkpoint before the turn
+that handles the message. So no message sent after a checkpoint with index k is received before a checkpoint with index k. For every k, take
+the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such checkpoint. These checkpoints and live
+states together form a consistent cut, so no checkpoint is useless (G6). By contrast, each agent's last checkpoint with an index <= k would
+not form a consistent cut.
 
-The index is a Lamport clock that advances at checkpoints. The protocol needs neither FIFO channels nor a fixed set of agents. The protocol
-does not track Z-paths with vectors, so it does not ensure rollback-dependency trackability (RDT). No protocol with a scalar clock can
-ensure RDT.
+The protocol needs neither FIFO channels nor a fixed set of agents. The protocol does not track Z-paths with vectors, so it does not ensure
+rollback-dependency trackability (RDT). No protocol with a scalar clock can ensure RDT.
 
 Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effect Free Recovery Algorithm", IEEE
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
@@ -221,7 +220,6 @@ class BcsRule(CheckpointRule):
 
     Attributes:
         index: index of the agent's last checkpoint, or 0 if that is the initial checkpoint. The index never decreases while the agent runs.
-        _piggyback: the encoded index.
     """
 
     __slots__ = ("_piggyback", "index")

@@ -192,7 +192,7 @@ class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """Image that `freeze` encodes. The docstring of `KooTouegCore` describes the fields."""
+    """Image that `freeze` encodes."""
 
     agent: str
     round: int
@@ -479,7 +479,7 @@ Question = tuple[str, str | None]
 
 
 class KooTouegRoundImage(msgspec.Struct, frozen=True):
-    """A hashable copy of a round's state. The docstring of `KooTouegRound` describes the fields."""
+    """A hashable copy of a round's state."""
 
     round: int
     initiators: tuple[str, ...]
@@ -501,7 +501,6 @@ class KooTouegRound:
         _questions: for each question asked, its message number. The questions are in the order in which they were asked.
         _answered: the questions that agents have answered with yes.
         _participants: agents that have a tentative checkpoint, in the order of their answers.
-        _lost: agents that have failed.
     """
 
     __slots__ = ("_answered", "_gone", "_lost", "_participants", "_questions", "decision", "initiators", "round")
@@ -511,7 +510,6 @@ class KooTouegRound:
 
         Args:
             round: number of the round, which must be committed to the coordinator's log.
-            initiators: agents that need a checkpoint.
             gone: agents that have left the fleet after taking a last checkpoint.
 
         Raises:

@@ -197,7 +197,7 @@ def _check_period(name: str, seconds: float) -> None:
 
 
 class PolicyClockImage(msgspec.Struct, frozen=True):
-    """A hashable copy of a policy clock's state. The docstring of `PolicyClock` describes the fields."""
+    """A hashable copy of a policy clock's state."""
 
     agent: str
     seed: int
@@ -213,12 +213,9 @@ class PolicyClock:
     """Clock that decides when an agent's next basic checkpoint is due. The clock is not thread-safe and does no I/O.
 
     Attributes:
-        policy: the policy that the user has declared.
         agent: this agent's id. Together with the seed and `number`, the agent's id determines the jitter.
         number: number of the agent's last checkpoint.
         cost_ns: moving average of the time for which a checkpoint pauses the agent, or None before the first measurement.
-        _last_ns: time at which the last checkpoint was taken.
-        _messages: number of messages consumed since the last checkpoint.
         _is_asked: whether the agent or an operator has requested a checkpoint since the last checkpoint.
         _mtbf_s: estimate of the fleet's mean time between failures.
         _timer_ns: earliest time at which a timed policy requires a checkpoint, or None if there is no timed policy.

@@ -20,7 +20,6 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
     """Create the protocol state of the agent with this ordinal, as it is immediately after the agent's initial checkpoint.
 
     Args:
-        name: a key of `RULES`.
         agent: the agent's ordinal. Ordinals start at 0.
         agents: number of agents known at the start. More agents may join.
 

@@ -136,7 +136,6 @@ class Records:
 
     Attributes:
         names, ordinals: for each ordinal, the agent's name, and for each name, the agent's ordinal.
-        members: for each ordinal, whether the agent has joined.
         outgoing, incoming: for each ordinal, the agent's channels. The key is the name of the receiver or sender, respectively.
         numbers: for each ordinal, the numbers of the agent's stored checkpoints, in ascending order. The list is empty only between
             `start_at` and the next `add`.

@@ -60,7 +60,6 @@ class Execution(msgspec.Struct, frozen=True):
         sent: for each message, the node of the interval in which it was sent.
         received: for each message, the node of the interval in which it was received, or NOT_RECEIVED.
         sends: for each node, the messages sent in its interval, in send order.
-        forced: number of forced checkpoints in the execution.
     """
 
     agents: list[str]

@@ -168,7 +168,6 @@ class _History:
     """The events of one agent that have been read so far and that no recovery has undone.
 
     Attributes:
-        positions: positions of the agent's events, in ascending order.
         starts: for each checkpoint number, how many of the agent's events precede or equal that checkpoint.
     """
 
@@ -187,7 +186,6 @@ class _Reader:
         _events: all events read so far, including undone events, but no recoveries. A *position* is an index into this list.
         _numbers: for each position, the number of the event's line in the trace.
         _sent, _received: for each message id, the position of the send or receive. An undone send or receive has no entry.
-        _undone: positions of undone events.
         _is_empty: whether only blank lines have been read so far.
     """
 

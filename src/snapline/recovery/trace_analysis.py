@@ -68,7 +68,6 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
     """For each node, return the set of agents whose single failure would undo the node's interval. Bit i represents agent i.
 
     Args:
-        execution: the execution.
         edges: the result of `edges_of` for this execution.
         component: the result of `components_of` for these edges.
     """
@@ -282,7 +281,6 @@ class _Decision:
     """Replays a trace under a protocol, with separate protocol state for each agent, and collects the events of the resulting trace.
 
     Attributes:
-        events: the events of the new trace so far.
         forced: for each agent, the ordinals of the events that forced a checkpoint.
         _seen: for each agent, the number of its events so far, not counting forced checkpoints.
         _numbers: for each agent, the number of its last checkpoint in the new trace.
@@ -393,7 +391,6 @@ class Analysis(msgspec.Struct, frozen=True):
     """The result of an analysis. The fields are those that `snapline analyze -o json` prints, in the same order.
 
     Attributes:
-        agents: all agents, in the order of the trace.
         failed: the failed agents, in the order of the trace.
         recovery_line: for each agent, the checkpoint to which it returns, or None if it keeps its live state.
         rollback: the losses of each agent that returns to a checkpoint.
@@ -421,8 +418,6 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
     """Analyze `trace`, or the trace that would have resulted under `protocol`.
 
     Args:
-        trace: the execution.
-        failed: the agents that fail. None means all agents.
         protocol: the protocol that decides where to force checkpoints. The protocol "none" drops all forced checkpoints. If `protocol` is
             None, the forced checkpoints in `trace` are kept.
 

@@ -151,9 +151,7 @@ class RpcRule(NamedTuple):
     """The authorization rule for one RPC.
 
     Attributes:
-        roles: roles that may call the RPC.
         request_bytes_max: largest permitted size of a request in bytes. 0 means a stream, whose size the handler limits.
-        note: text about the RPC for the documentation.
         is_self_only: whether a host or replica may use this RPC only on its own behalf. The handler checks this.
         changes_state: whether the RPC changes state. If so, calls by operators and admins are logged.
     """
