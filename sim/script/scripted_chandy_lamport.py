@@ -2,9 +2,9 @@
 
 *Production protocol* (`ScriptedStamps`; for the caller's duties, see `protocols/epoch_stamped.py`): messages carry epoch stamps, and
 markers are sent only to close channels early. An agent must record its state for each epoch that an announcement, a marker or a stamp
-names; the host does this between turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports cover
-all agents and channels. All agents learn at once that an epoch has ended. Every other message from the coordinator needs a script command
-to be delivered.
+names. The host makes it do so between turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports
+cover all agents and channels. All agents learn at once that an epoch has ended. The coordinator's other messages are delivered only by
+script commands.
 
 *Plain algorithm* (`ScriptedMarkers`; for the caller's duties, see `sim/explorer/chandy_lamport.py`): the FIFO channels are fixed, and only
 markers are used, no stamps. A message counts as received when the core has handled it. So there is no mailbox, and the command `deliver`
@@ -50,7 +50,8 @@ class ScriptedCut(msgspec.Struct, frozen=True):
     Attributes:
         numbers: each agent's checkpoint number, or 0 if the cut precedes the agent's creation.
         unborn: agents that are created after the cut.
-        gone: agents that left before the cut. All actions of these agents belong to the cut, and messages to these agents are dead letters.
+        gone: agents that left before the cut. All actions of agents that left before the cut belong to the cut, and messages to these
+            agents are dead letters.
     """
 
     numbers: dict[str, int]
@@ -183,7 +184,7 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core after a rollback. The recovery has aborted all open epochs."""
+        """Create a new core after a rollback. All open epochs have been aborted by the recovery."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -224,7 +225,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """Announce an epoch to the agents named by the command. If the epoch is the next one, begin it first."""
+        """Announce an epoch to the agents named by the command. If the epoch is the next epoch to begin, begin it before announcing it."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()

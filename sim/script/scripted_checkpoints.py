@@ -42,7 +42,7 @@ from snapline.sim.script.scripted_fleet import (
 
 
 class ScriptedLines:
-    """Script commands for fleets whose recovery line is computed."""
+    """Script commands for fleets that recover by computing a recovery line."""
 
     def __init__(self, fleet: ScriptedFleet) -> None:
         self._fleet = fleet
@@ -209,7 +209,7 @@ class ScriptedKooToueg(ScriptedProtocol):
 
 
 class ScriptedRule(ScriptedProtocol):
-    """Scripted protocol that uses one of the checkpointing rules in `rules.RULES`."""
+    """Scripted protocol that follows one of the checkpointing rules in `rules.RULES`."""
 
     def __init__(self, fleet: ScriptedFleet, name: str) -> None:
         """`name` is the name of the checkpointing rule."""

@@ -1,10 +1,10 @@
-"""Small simulated fleet, with agents, FIFO channels and turns, that is controlled by a script. A `ScriptedProtocol` adds the checkpointing
-protocol.
+"""Small simulated fleet that is controlled by a script. The fleet has agents, FIFO channels and turns. A `ScriptedProtocol` adds the
+checkpointing protocol.
 
 Nothing happens unless the script commands it. A message stays in its channel until the command `deliver` or `arrive` removes it. A marker
-stays until the command `marker`. A turn either is a single step (`deliver`, `turn`) or lasts from the command `start` to the command `end`.
-Messages sent during a long turn leave the host when the turn ends. The host performs the caller's duties of each core in order. The host
-writes its own actions and all of the cores' commands to the trace.
+stays in its channel until the command `marker` removes it. A turn either is a single step (`deliver`, `turn`) or lasts from the command
+`start` to the command `end`. Messages sent during a long turn leave the host when the turn ends. For each core, the host performs the
+duties that the core requires of its caller, in order. The host writes its own actions and all of the cores' commands to the trace.
 
 If a core raises `ProtocolError`, the error is written to the trace, because a script may show how a core detects a broken network. For any
 other invalid command, a `UsageError` names the line in the script.
@@ -149,7 +149,7 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
 
 
 def format_line(line: Mapping[str, int | None]) -> str:
-    """Format a recovery line, such as `a=1 b=live`."""
+    """Format a recovery line as text, such as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
@@ -219,8 +219,8 @@ class ScriptedAgent:
 
 
 class ScriptedProtocol(ABC):
-    """Base class of the protocols that a scripted fleet can run. `ScriptedFleet` calls these methods to perform the caller's duties of the
-    cores.
+    """Base class of the protocols that a scripted fleet can run. Where a core requires a duty of its caller, `ScriptedFleet` calls one of
+    these methods.
 
     Attributes:
         keeps_survivors: whether agents that have not failed may keep their live states during a recovery.
@@ -265,7 +265,7 @@ class ScriptedProtocol(ABC):
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Handle the start of a turn that consumes a message."""
+        """Handle the start of a turn, which consumes a message."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
         """Handle the consumption of a message by a turn."""
@@ -298,7 +298,7 @@ class ScriptedFleet:
     """Fleet of scripted agents that all run the same protocol.
 
     Attributes:
-        agents: agents by name, in the order of creation. Agents are absent if a recovery has undone their creation.
+        agents: agents by name, in the order of creation. An agent is absent if a recovery has undone its creation.
         channels: items in transit in each channel (sender, receiver), in the order in which they were sent.
         trace: trace lines written by the current command.
     """
@@ -342,7 +342,7 @@ class ScriptedFleet:
     # -- words of commands --------------------------------------------------------------------------------------------
 
     def agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """Return the agent with this name. Raise an error if it does not exist, has failed or is gone."""
+        """Return the agent with this name. Raise an error if the agent does not exist, has a failed core or is gone."""
         agent = self.agents.get(name)
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
@@ -447,7 +447,7 @@ class ScriptedFleet:
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
         """If the receiver has left, move the channel's first message to the dead letters and return True. If an open epoch still needs the
-        receiver, its core handles the message first."""
+        receiver, the receiver's core handles the message first."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -504,7 +504,7 @@ class ScriptedFleet:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def say(self, who: str, what: str) -> None:
-        """Write a line to the trace that names who acts."""
+        """Write a line to the trace. The line names the agent or component that acts."""
         self.trace.append(f"{who}: {what}")
 
     def guard(self, agent: ScriptedAgent, call: Callable[[], list[_Answer]]) -> list[_Answer]:
@@ -517,7 +517,7 @@ class ScriptedFleet:
             return []
 
     def carry_out_duties(self, agent: ScriptedAgent) -> None:
-        """If no turn is running and the agent's core has not failed, perform the protocol's duties between turns."""
+        """Perform the protocol's duties between turns. Do nothing if a turn is running or the agent's core has failed."""
         if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 

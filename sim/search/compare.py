@@ -1,9 +1,10 @@
 """Comparison of protocols, patterns, checkpoint intervals and failure rates, in all combinations and with the same seeds.
 
 A *cell* is one combination. All cells use the same seeds. So for a given seed, fleets, message delays and failure times are the same in all
-cells. Hosts crash at random with a constant rate, and restart soon. The times between crashes are exponentially distributed and depend only
-on the seed. Cells are compared seed by seed (`paired_difference`), so that a seed's effects on both cells cancel out. If a run does not
-pass, its seed has no value in this cell. A difference uses only the seeds that passed in both cells.
+cells. Hosts crash at random with a constant rate, and restart soon after each crash. The times between crashes are exponentially
+distributed and depend only on the seed. Cells are compared seed by seed (`paired_difference`), so that effects of a seed that are the same
+in both cells cancel out. If a run does not pass, its cell has no value for this seed. The difference between two cells is computed only
+from the seeds that passed in both cells.
 
 The *overhead* is the relative increase in virtual time compared with a *bare* run, which has neither checkpoints nor failures. The overhead
 includes pauses, piggybacked data, lost work and recoveries. In a cell without failures, the overhead is only the cost of checkpoints.
@@ -14,9 +15,10 @@ two kinds of 95 % confidence intervals:
 - Student's interval for a single mean is mean ± t(n - 1) · s / √n. Student's interval is exact for normally distributed values, and
   accurate for other distributions with about thirty runs or more.
 - The paired bootstrap interval is used for the difference between two settings that ran with the *same* seeds (Efron 1979; Efron and
-  Tibshirani 1993, chapter 13). To compute it, draw n of the n seeds with replacement, take the mean of their differences, and repeat this
-  many times. The interval extends from the 2.5th to the 97.5th percentile of these means. A seed's effects on both settings cancel out.
-  With fewer than ten seeds, a bootstrap interval is too narrow.
+  Tibshirani 1993, chapter 13). To compute the paired bootstrap interval, draw n of the n seeds with replacement, take the mean of their
+  differences, and repeat this many times. The bootstrap interval extends from the 2.5th to the 97.5th percentile of these means. In a
+  paired comparison, effects of a seed that are the same under both settings cancel out. With fewer than ten seeds, a bootstrap interval is
+  too narrow.
 
 If there are too few values, the interval is infinite, which means that no conclusion is possible. Bootstraps use a fixed random seed, so
 that the same runs always give the same report.
@@ -228,7 +230,7 @@ CELLS_MAX = 10_000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Settings of a cell. An interval of 0 means the bare run, which takes no checkpoints."""
+    """Settings of a cell. An interval of 0 stands for the bare run, which takes no checkpoints."""
 
     protocol: str
     pattern: str
@@ -241,7 +243,7 @@ class Cell(msgspec.Struct):
 
     Attributes:
         failed: number of seeds with each verdict other than "pass".
-        values: for each metric, one value per seed of the comparison. The value is NaN for a seed whose run did not pass.
+        values: for each metric, one value per seed. The value is NaN for a seed whose run did not pass.
     """
 
     setting: Setting
@@ -252,7 +254,8 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """Difference in a metric between a cell and the cell with the first protocol and otherwise equal settings, computed seed by seed."""
+    """Difference in a metric between a cell and the cell that has the first protocol and otherwise the same settings, computed seed by
+    seed."""
 
     setting: Setting
     baseline: str
@@ -298,7 +301,7 @@ def compare(
     Args:
         template: scenario that provides all other settings. The template's faults occur in every cell.
         protocols: protocols to compare. Each protocol is compared with the first protocol.
-        patterns: patterns to run. If no pattern is given, the template's own pattern is run.
+        patterns: patterns to run. If the list is empty, the template's own pattern is run.
         intervals: checkpoint intervals, such as "500ms".
         failure_rates_per_s: rates of host crashes, in crashes per virtual second in the whole fleet.
         on_progress: function that is called with the number of completed runs and the total number.
@@ -437,7 +440,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 
 def work_s(result: Result) -> float:
-    """Return how long the fleet took to finish its work. For a pattern without an end, return the time per thousand messages. Return NaN if
+    """Return how long the fleet took to finish its work. If the pattern never ends, return the time per thousand messages. Return NaN if
     the duration is unknown."""
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
@@ -446,7 +449,7 @@ def work_s(result: Result) -> float:
 
 
 def failures_of(result: Result, took_s: float) -> int:
-    """Return the number of crashes that occurred before the work was finished. Later crashes cost no work."""
+    """Return the number of crashes that occurred before the work was finished. Later crashes do not affect the work."""
     until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
     return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
 

@@ -2,13 +2,13 @@
 
 The figure has one panel for each pattern and failure rate. Each panel has one group of bars per checkpoint interval, and each group has one
 bar per protocol. The whisker on a bar shows the 95 % confidence interval of the mean. Each protocol is identified by the colour of its bars
-and by a number under each bar. The same comparison always produces the same bytes. The SVG file contains no script.
+and by a number under each bar. The same comparison always produces a byte-identical figure. The SVG file contains no script.
 
 The recommendation is one of the measured protocols, and the report states in words how certain it is. `protocols/advice.py` computes the
 expected cost per hour, and chooses among protocols of equal cost. The *loss* is the average cost of one failure. If runs report lost turns,
 the total loss of a run is the time for these turns at the speed of a bare run, plus the time spent in recoveries. If runs do not report
 lost turns, the total loss is the extra time for the same work with failures, computed seed by seed. In both cases, the total loss is
-divided by the number of failures.
+divided by the number of failures to obtain the loss.
 
 For each protocol, its best measured interval is considered, and the protocol with the lowest cost is recommended. If other protocols do not
 cost clearly more, the simplest of all these protocols is recommended. Coordinated protocols count as simplest, then uncoordinated ones,
@@ -16,8 +16,8 @@ then communication-induced ones (`SIMPLEST_FIRST`).
 
 The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint, which is the
 overhead times the interval. Daly's interval is used only if it lies between measured intervals and costs no more than the best measured
-interval. Otherwise, the best measured interval is recommended. Measurements take precedence over formulas, and Daly's formula is not used
-if the measured cost cannot be distinguished from zero.
+interval. If Daly's interval cannot be used, the best measured interval is recommended. Measurements take precedence over formulas, and
+Daly's formula is not used if the measured cost cannot be distinguished from zero.
 """
 
 import math
@@ -98,7 +98,7 @@ def _first(options: Sequence[PricedSetting], protocol: str) -> PricedSetting | N
 
 
 class Pricer:
-    """Computes the cost of each protocol at each interval, averaged over patterns."""
+    """Computes the cost of each protocol at each checkpoint interval, averaged over patterns."""
 
     def __init__(self, comparison: Comparison, mtbf_s: float) -> None:
         self._comparison = comparison
@@ -133,7 +133,7 @@ class Pricer:
         return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the cost of a setting in seconds per hour, computed from the given seeds, or NaN if the cost is unknown."""
+        """Return the cost of a setting in seconds per hour for the given seeds, or NaN if the cost is unknown."""
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 

@@ -11,10 +11,10 @@ may keep unusual values because they make the run shorter. A shrunk example also
 `HypothesisChoices` only for runs with tens of choices, or for a single stream.
 
 `sparse_choices()` draws in advance the few choices that are not benign, for example that the seventh choice of the stream "net" is 3.
-Removing an entry makes one choice benign, so such examples shrink well, and the printed value can be pasted into a test. The drawback is
-that a choice is identified by its position in its stream, not by the situation in the run, so removing an entry may shift later choices. In
-one example, an ordering bug with three messages on four hosts was found and shrunk in 192 runs, which took 10 s. When each choice was drawn
-individually, this took 591 runs and 61 s.
+Removing an entry makes one choice benign, so examples of this kind shrink well, and the printed example can be pasted into a test. The
+drawback is that a choice is identified by its position in its stream, not by the situation in the run, so removing an entry may shift later
+choices. In one example, an ordering bug with three messages on four hosts was found and shrunk in 192 runs, which took 10 s. When each
+choice was drawn individually, finding and shrinking the same bug took 591 runs and 61 s.
 
 Snapline does not depend on Hypothesis. Users of this module must install Hypothesis.
 """
@@ -56,7 +56,7 @@ class HypothesisChoices:
         streams: tuple[str, ...] = STREAMS,
         others: Choices | None = None,
     ) -> None:
-        """`data` is the value drawn from `hypothesis.strategies.data()`.
+        """`data` is the value that `hypothesis.strategies.data()` provides.
 
         Args:
             choices_max: maximum number of draws. Further choices are benign.

@@ -4,9 +4,9 @@ Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, co
 `AHEAD_S` seconds of work at each worker, so that no worker waits for the pool. The last tasks are assigned one by one, so that all workers
 finish at about the same time.
 
-If a worker dies, the pool assumes that it was executing its first unanswered task. The dead worker's task gets the verdict "broken", its
-remaining tasks return to the queue, and a new worker is started. If a worker does not answer within a seed's time limit, the pool kills the
-worker and proceeds as if it had died. So every task gets exactly one answer, no matter what its run does.
+If a worker dies, the pool assumes that the worker was executing its first unanswered task. The dead worker's task gets the verdict
+"broken", its remaining tasks return to the queue, and a new worker is started. If a worker does not answer within a seed's time limit, the
+pool kills the worker and proceeds as if it had died. So every task gets exactly one answer, no matter what its run does.
 """
 
 import os
@@ -104,7 +104,7 @@ class Process:
 
     Attributes:
         waiting: tasks that the worker has received but not answered yet. The worker is executing the first task in this list.
-        since_s: monotonic time when the worker last answered, or when it received a task while it was idle.
+        since_s: monotonic time when the worker last answered, or when an idle worker received a task.
     """
 
     def __init__(self, setup: Setup, hash_seed: str) -> None:
@@ -222,7 +222,7 @@ class WorkerPool:
         return process.waiting.popleft(), self._decode(said)
 
     def _refill(self, process: Process) -> None:
-        """Send the worker tasks for about `AHEAD_S` seconds. When few tasks are left, send fewer tasks, so that other workers get some."""
+        """Send the worker enough tasks for about `AHEAD_S` seconds. When few tasks are left, send fewer, so that other workers get some."""
         ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
         if len(process.waiting) <= ahead // 2 and self._queue:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))

@@ -5,8 +5,8 @@ TOML and the results as MessagePack, so the driver and the workers only need to 
 
 Each Ray task runs a group of seeds (a *chunk*). Only `AHEAD` chunks per processor are submitted at a time, so that the sweep adapts quickly
 when nodes join or leave the cluster. If a node dies, Ray reruns its chunk on another node (`RETRIES`). If a chunk's process dies in every
-retry, the chunk's seeds are run individually. If a seed's process dies again, the seed gets the verdict "broken". So every seed gets
-exactly one result, as in a local pool.
+retry, the chunk's seeds are run individually. If the process of an individual seed dies again, the seed gets the verdict "broken". So every
+seed gets exactly one result, as in a local pool.
 """
 
 import socket
@@ -68,8 +68,8 @@ def sweep_on_ray(
     """Run a sweep on a Ray cluster. For most arguments, see the function `sweep`. The determinism check runs locally, in new interpreters.
 
     Args:
-        address: address of a running Ray cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local" starts a cluster
-            on this machine.
+        address: address of a running Ray cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local" starts a new
+            cluster on this machine.
 
     Raises:
         UsageError: If Ray is not installed, or if no cluster answers at `address`.

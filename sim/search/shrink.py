@@ -16,7 +16,7 @@ shrinker needs no knowledge of the bug, and every state that it keeps is known t
    and faults are also tried at proportionally earlier times.
 4. Speeds: try slower messages and earlier or later checkpoints. Keep a change if it reduces the number of events before the bug.
 5. Times: try an earlier end of the run, and earlier and shorter faults.
-6. Delays: try the minimum delays of the network and the store, and keep them unless the state's size grows.
+6. Delays: try the minimum delays of the network and the store, and keep these delays unless the state's size grows.
 7. Choices to 0: set all choices of a stream to 0, then apply delta debugging to the remaining choices, and then lower the remaining values
    towards 1.
 
@@ -43,13 +43,14 @@ Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying an
 The result is *1-minimal*: removing any single item makes the test pass. However, a shorter failing list may exist. If a single item causes
 the failure, the number of tests is a small multiple of log₂ of the list's length. If no item can be removed, the number of tests is at most
 quadratic in the list's length. Departure from the paper: a failing test may report which items it used, and all unused items are removed at
-once. Similarly, `lowest` searches for a smaller number for which the test still fails. Times are reduced in whole milliseconds.
+once. Similarly, the function `lowest` searches for a smaller number for which the test still fails. Times are reduced in steps of whole
+milliseconds.
 
 `render` produces the files that describe a shrunk bug to the developer who fixes it:
 
 - `<name>.toml` contains the scenario, for `snapline sim run`.
 - `choices.json` contains the choices that are not benign, for `snapline sim replay`.
-- `test_<name>.py` fails as long as the bug exists. Keep it as a regression test.
+- `test_<name>.py` fails as long as the bug exists. Keep this file as a regression test.
 - `steps.txt` lists what was removed, and which faults, choices and journal entries remain.
 """
 
@@ -79,8 +80,8 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
     """Return a 1-minimal sublist of `items` for which the test still fails.
 
     Args:
-        needed: the test. The test returns None if it passes with the given list. Otherwise, it returns the items that the failing test
-            used, in order.
+        needed: the test. The test returns None if it passes with the given list. If the test fails, it returns the items that it used, in
+            order.
     """
     kept = list(items)
     parts = 2
@@ -116,7 +117,8 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Search for a lower value that works. Try `least`, then `least` + 1, + 2, + 4 and so on. Then bisect below the first value that works.
+    """Search for a lower value that works. First try `least`, `least` + 1, `least` + 2, `least` + 4 and so on. Then bisect below the first
+    value that works.
 
     Args:
         value: the initial value, which is known to work.
@@ -342,7 +344,7 @@ def shrink(
     Args:
         result: the result of the original scenario with this seed, which determines the bug's signature.
         runner: function that runs a candidate. None means `snapline.sim.run.run`.
-        time_limit_s: limit in real time. When it is reached, the smallest state so far is returned.
+        time_limit_s: limit in real time. At the limit, the smallest failing state so far is returned.
         on_progress: function that is called after each simplification that is kept.
 
     Raises:
@@ -462,8 +464,8 @@ class Shrinker:
     def _try(
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
-        """Run a candidate with the given choices and, if `has_fresh` is set, also with new random choices. Keep it if a run fails in the
-        same way. Return whether the candidate was kept."""
+        """Run a candidate with the given choices and, if `has_fresh` is set, also with new random choices. Keep the candidate if one of its
+        runs fails in the same way. Return whether the candidate was kept."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
@@ -577,7 +579,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _try_smaller_fleet(self) -> None:
-        """Try a smaller fleet. In a user's fleet, all agents are kept."""
+        """Try a smaller fleet. If the fleet is a user's own fleet, keep all its agents."""
         self._try_fewer_clients()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -652,8 +654,8 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try to set choices to 0: all choices at once, then stream by stream, and then by delta debugging. Finally, try to lower the
-        remaining choices towards 1."""
+        """Try to set choices to 0. Start with all choices at once, continue stream by stream, and then use delta debugging. Finally, try to
+        lower the remaining choices towards 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -680,7 +682,7 @@ class Shrinker:
 
 
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
-    """Return the recorded choices for a scenario that keeps only the faults with the given indices, which are renumbered."""
+    """Return the recorded choices for a scenario in which only the faults with the given indices are left and are renumbered."""
     places = {old: new for new, old in enumerate(kept)}
     renamed: Record = {}
     for (stream, key), value in record.items():

@@ -1,9 +1,9 @@
 """Swarm testing: each run draws a concrete scenario from a template and its seed.
 
-A test that enables every feature uses each feature a little and no feature intensively. So each run first draws *which* kinds of faults are
-allowed (each kind with probability ½), and then draws faults of only these kinds. Fleet sizes, delays and speeds are drawn over orders of
-magnitude, rather than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some
-runs, each failpoint is active with probability ¼, as in FoundationDB.
+If a test enables every feature, it uses each feature only a little. So each run first draws *which* kinds of faults are allowed (each kind
+with probability ½), and then draws faults of only these kinds. Fleet sizes, delays and speeds are drawn over orders of magnitude, rather
+than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some runs, each failpoint
+is active with probability ¼, as in FoundationDB.
 
 If all nodes had the same conditions, bugs that depend on differences between nodes would stay hidden. So a delay or loss may affect only
 one pair of nodes, or only one direction between them, and in some runs it is permanent. In half of the runs with built-in patterns, some of
@@ -14,7 +14,7 @@ If the template's budget is "within", a drawn fault is omitted if it would excee
 always kept. If the template defines any faults, its hosts and coordinators are kept too, because the faults may name them.
 
 For each kind of fault, a generator draws the start, duration, targets and parameters of one fault. A drawn fault only names nodes that
-exist when the scenario is drawn. All other targets are drawn when the fault occurs.
+exist when the scenario is drawn. Targets that do not exist yet are drawn when the fault occurs.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -196,8 +196,8 @@ class Span:
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the nodes that a network fault affects: in a third of all cases all nodes, otherwise a pair of nodes or one direction
-        between them."""
+        """Draw the nodes that a network fault affects. In a third of all cases, these are all nodes, and otherwise a pair of nodes or one
+        direction between them."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -206,7 +206,7 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Draw the moment at which the fault happens. Usually, the moment is one of the coordinator's moments."""
+        """Draw the moment at which the fault happens. In most cases, the fault happens at one of the coordinator's moments."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
@@ -568,8 +568,8 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """Return the checkpoint trigger, with at least the minimum interval for long runs. A fleet whose effects are executed one after another
-    runs for a minute, so frequent epochs would dominate the cost of the run."""
+    """Return the checkpoint trigger with an interval that is long enough for long runs. A fleet whose effects are executed one after
+    another runs for a minute, so frequent epochs would dominate the cost of the run."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
@@ -634,7 +634,8 @@ def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: ScenarioDraw, one_in: int) -> int:
-    """Draw how many times an operator moves agents. In one of every `one_in` runs, it is once or four times, otherwise never."""
+    """Draw how many times an operator moves agents. An operator moves agents once or four times in one of every `one_in` runs, and never in
+    all other runs."""
     return (4 if dice.one_in_separate(2, "many moves") else 1) if dice.one_in_separate(one_in, "moves") else 0
 
 
@@ -645,8 +646,8 @@ def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> 
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """In a quarter of the runs, draw up to three directed pairs of nodes with a delay that is permanently much longer or shorter than all
-    other delays."""
+    """In a quarter of the runs, draw up to three directed pairs of nodes whose delay is permanently much longer or shorter than the usual
+    delay."""
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -724,7 +725,7 @@ def _with_faults(dice: ScenarioDraw, scenario: Scenario, swarm: SwarmPart) -> Sc
 
 
 def _with_pattern_specific_faults(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add faults that some patterns and clients need to be tested well."""
+    """Add faults without which some patterns and clients would not be tested well."""
     if scenario.fleet.pattern.name in _DURABLE:
         scenario = _with_restarts(dice, scenario)
     if not scenario.clients.count:
@@ -782,8 +783,8 @@ def _fault_of(kind: str, word: FaultKind) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints. Most are crashes. If the run may have other kinds of faults, some faults at failpoints are power cuts,
-    pauses or disk errors.
+    """Draw faults at failpoints. Most are crashes. Most faults at failpoints are crashes. If the run may have other kinds of faults, some
+    are power cuts, pauses or disk errors.
 
     Only these faults cause power cuts of coordinators, namely at the failpoints in the coordinators' disk writes.
     """

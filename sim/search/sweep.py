@@ -2,7 +2,7 @@
 drew.
 
 The runs are independent, so a process pool (`pool.py`) executes them and returns the results in any order. The summary does not depend on
-the order of the results, because it contains only counts, the smallest seeds, and values computed from sorted lists. So the number of
+the order of the results, because it consists of counts, the smallest seeds, and values computed from sorted lists. So the number of
 processes affects only the elapsed time in the summary.
 
 One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter with a different PYTHONHASHSEED, as
@@ -225,8 +225,8 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all runs, where violation is worse than broken, broken is worse than undecided, and undecided is worse than
-        pass. A divergence between two runs counts as broken. Probes that were never hit do not affect the verdict."""
+        """The worst verdict of all runs. From worst to best, the verdicts are violation, broken, undecided and pass. A divergence between
+        two runs counts as broken. Probes that were never hit do not affect the verdict."""
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -384,12 +384,13 @@ def sweep(
 ) -> SweepSummary:
     """Run the scenario `draw(template, seed)` for each seed.
 
-    Ctrl-C stops the sweep. The summary of the results so far is then returned, with `is_stopped` set.
+    Ctrl-C stops the sweep. When Ctrl-C stops the sweep, the summary of the results so far is returned, with `is_stopped` set.
 
     Args:
         seeds: seeds to run. No seed may occur twice.
         jobs: number of worker processes. With 0 jobs, everything runs in this process.
-        runner: module-level function that runs a seed. Other processes must be able to import it. None means `snapline.sim.run.run`.
+        runner: module-level function that runs a seed. Other processes must be able to import the runner. None means
+            `snapline.sim.run.run`.
         on_result: function that is called with each result, in the order of completion.
         stop_after: the sweep stops after this number of runs that were broken or ended with a violation.
         catalogue: names of probes that the sweep should hit.

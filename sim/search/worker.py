@@ -9,7 +9,7 @@ arguments that are the same for all runs (such as the name of a mutant) may be b
 
 Garbage is collected only between runs, never during a run (simulation.md, section 1). If a run takes longer than `seed_timeout_s` of real
 time, SIGALRM ends the run, and the error names the current line of code. SIGALRM works only in the main thread, and cannot interrupt code
-that never returns to the interpreter. If SIGALRM cannot interrupt a run, the pool kills the worker a little later.
+that never returns to the interpreter. If SIGALRM cannot interrupt a run, the pool kills the worker shortly afterwards.
 """
 
 import gc

@@ -8,7 +8,8 @@ clients has work, too.
 The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the receipts in the agents'
 states and the answers to clients must agree. For each kind of effect, the service asserts:
 
-- *keyed*: the service accepts explicit keys. A booking is never paid under a second key while the first payment is valid.
+- *keyed*: the service accepts explicit keys. For the kind *keyed*, a booking is never paid under a second key while the first payment is
+  valid.
 - *unkeyed*: an effect is undone under the key of its payment. If a turn is repeated in a different history, it pays under a different key.
 - *probed*: an effect may be called again under the same key only after a probe.
 - *once*: the service ignores keys, so a call under a key that has a valid payment charges the customer twice.
@@ -176,7 +177,7 @@ class Service:
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo a payment. If the payment has not arrived yet, it will be refused when it arrives."""
+        """Undo a payment. If the payment to be undone has not arrived yet, it will be refused when it arrives."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
         # The payment's request may have been lost.
@@ -217,8 +218,8 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
     """Return whether `other` is a valid sale for the same request and was first paid after the last request for `sale`.
 
     The result can be true only if both sales were last requested under the same recovery plan. A turn may take over an effect from a
-    discarded history without calling the service. That effect is then the turn's newest. Unkeyed sales are ignored, because no turn knows
-    their keys if their history was discarded.
+    discarded history without calling the service. An effect that a turn has taken over is the turn's newest effect. Unkeyed sales are
+    ignored, because no turn knows their keys if their history was discarded.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
@@ -227,7 +228,7 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
 
 
 def never(*args: object, key: str) -> str | None:
-    """Fail, because the simulator must call a stub instead of this function."""
+    """Raise an error. The simulator must call a stub instead of this function."""
     raise AssertionError("a stub stands in its place")
 
 
@@ -362,8 +363,8 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service has executed everything that is marked as done in the cut. These results must hold because no recovery
-        undoes events that belong to a complete cut."""
+        """Check that the service has executed everything that is marked as done in the cut. These checks must succeed, because a recovery
+        never undoes an event that belongs to a complete cut."""
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }

@@ -17,9 +17,9 @@ yet when they arrived. As soon as the receiver exists, it consumes all further m
 
     sent = dead letters + consumed + in transit,
 
-where the sequence numbers of each group follow those of the previous group. Each requested creation is in one of these states: waiting for
-an id, in transit, completed (as the latecomer's first turn), or a dead letter. A dead letter of this kind belongs to the requesting agent
-or to the latecomer, because several creations may be granted after a recovery. The number of dead letters in a cut is exactly the number of
+where the sequence numbers of each group follow those of the previous group. Each requested creation is waiting for an id, in transit,
+completed (as the latecomer's first turn), or a dead letter. A creation that became a dead letter belongs to the requesting agent or to the
+latecomer, because several creations may be granted after a recovery. The number of dead letters in a cut is exactly the number of
 undeliverable messages and refused creations.
 """
 
@@ -287,8 +287,8 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """Workload that checks every sent message and every requested creation. Each must have been consumed, be in transit or be a dead
-    letter."""
+    """Workload that checks every sent message and every requested creation. Each message and each creation must have been consumed, be in
+    transit or be a dead letter."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -300,8 +300,8 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all messages were sent, all spawned latecomers exist, and each receiver has consumed all messages of each channel
-        from its first consumed message on."""
+        """Return whether all messages were sent, all spawned latecomers exist, and no receiver has missed a message after the first message
+        that it consumed."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)

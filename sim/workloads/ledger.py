@@ -7,7 +7,7 @@ order. For each sender, an agent records the same two values for the messages th
 on its ordered pair of sender and receiver. A cut is consistent and has exact channel states (G1, G2) if two conditions hold for every
 ordered pair (s, r) of agents. First, the sequence numbers of the messages in transit run from consumed + 1 to sent. Second, adding the
 messages in transit to r's chain of consumed messages yields s's chain of sent messages. A lost, duplicated, swapped, changed or invented
-message violates one of these two conditions. A state from the wrong turn also violates one of these two conditions.
+message violates one of these two conditions. A state from the wrong turn violates one of the two conditions, too.
 
 *Work.* Every send uses one unit of work. Agents start with a certain amount of work, messages carry work, and no agent creates work. So in
 every consistent cut

@@ -1,7 +1,7 @@
 """Pattern in which agents pay for orders at an external service, with two effects per order.
 
-Some orders succeed, some are undone by their saga, and for others the turn fails permanently. Some orders request the same seat as an
-earlier order. If that seat was refunded, the new order pays for it again. If the seat could not be refunded, the new order takes it over.
+Some orders succeed, some are undone by their saga, and others fail permanently. Some orders request the same seat as an earlier order. If
+that seat was refunded, the new order pays for it again. If the seat could not be refunded, the new order takes it over.
 
 The service is a stub (`Fleet(simulate=…)`), so its state survives host crashes. The service's answers may be late, be lost, or report a
 failure although the call was executed. The service accepts idempotency keys, refuses late requests for refunded payments, and keeps its own
@@ -64,9 +64,9 @@ class FullError(Exception):
 class Shop:
     """External payment service.
 
-    A payment may have been made in a discarded history and then be requested under the same key in the current history. In this case, the
-    payment is the newest in the current history, although it was made first. So one valid payment is known to be newer than another only if
-    it was made after the last request for the other payment and under the same recovery plan.
+    A payment may have been made in a discarded history and then be requested under the same key in the current history. Such a payment is
+    the newest in the current history, although it was made first. So one valid payment is known to be newer than another only if it was
+    made after the last request for the other payment and under the same recovery plan.
 
     Attributes:
         done: receipt for each key.
@@ -114,8 +114,8 @@ class Shop:
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """Probe a key. Return its receipt, or None if nothing was paid under this key. A probe counts as a request, because a turn that
-        probes a payment may take it over as its newest payment."""
+        """Probe a key. Return the receipt for a probed key, or None if nothing was paid under this key. A probe counts as a request,
+        because a turn that probes a payment may take it over as its newest payment."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
@@ -186,7 +186,7 @@ class Payer(snapline.Agent):
         return "paid" if parts == PARTS else "seat"
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
-        """Check that an effect is refused if its key was already used with different arguments. Return whether it was refused."""
+        """Check that an effect is refused if its key was already used with different arguments. Return whether the effect was refused."""
         with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
@@ -194,7 +194,7 @@ class Payer(snapline.Agent):
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
         """Pay for one part of an order. The effect for the first part has a probe and an explicit key. The effect for the second part has
-        neither."""
+        neither a probe nor an explicit key."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -211,7 +211,7 @@ class Payer(snapline.Agent):
 
 
 def kind_of(order: int, orders: int) -> int:
-    """Return the kind of an agent's order with this number, where the agent has `orders` orders."""
+    """Return the kind of an agent's order, given the order's number and the agent's number of orders."""
     return STANDS if order == orders - 1 else order % 5
 
 
@@ -243,8 +243,8 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service agrees with the outcomes of all orders that have ended in the cut. The service must agree because no
-        recovery undoes events that belong to a complete cut."""
+        """Check that the service agrees with the outcomes of all orders that have ended in the cut. These checks must succeed, because a
+        recovery never undoes an event that belongs to a complete cut."""
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }

@@ -63,7 +63,7 @@ class Note(snapline.Message):
 
 
 class Told(snapline.Message):
-    """Output of a `Planner`. `place` distinguishes the outputs of one plan. `draw` is random, so it differs between histories."""
+    """Output of a `Planner`. `place` distinguishes the outputs of one plan. `draw` is a random number, so it differs between histories."""
 
     agent: str
     plan: int
@@ -218,7 +218,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input by executing a step. The state does not change."""
+        """Handle a client's input by executing a step. The agent's state does not change."""
         await self._look(message.serial, ctx)
         message.take(ctx)
 

@@ -1,11 +1,11 @@
 """Pattern in which permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
 
-The life of a lodger has these phases. The lodger's landlord spawns it. In the same turn, the landlord sends the lodger a token. The
-landlord also introduces the lodger to a neighbour, which is another landlord. The neighbour sends tokens to the lodger, too. The first of
-these tokens may be sent before the lodger exists. The lodger answers every token. The landlord and the neighbour each send the lodger
-`TOKENS` tokens, and wait for each answer before they send the next token. After its last answer, the lodger stops, and no agent sends it
-any more messages. When the neighbour has received the lodger's last answer, it notifies the landlord. When both the landlord and the
-neighbour have finished with the lodger, the landlord spawns the next lodger.
+The life of a lodger has the following phases. The lodger's landlord spawns it. In the same turn, the landlord sends the lodger a token. The
+landlord also introduces the lodger to a neighbour, which is another landlord. The neighbour sends tokens to the lodger, too. The
+neighbour's first token may be sent before the lodger exists. The lodger answers every token. The landlord and the neighbour each send the
+lodger `TOKENS` tokens, and wait for each answer before they send the next token. After its last answer, the lodger stops, and no agent
+sends any more messages to it. When the neighbour has received the lodger's last answer, it notifies the landlord. When both the landlord
+and the neighbour have finished with the lodger, the landlord spawns the next lodger.
 
 A stopped lodger has no state in a cut, but the number of messages that it has sent and consumed is known: it is `TOKENS` on each pair. So
 the ledgers of the landlord and the neighbour can still be checked, except for the chains. A lodger without a state is in one of these
@@ -75,8 +75,8 @@ class Farewell(Parcel, frozen=True, gc=False):
 
 
 class LandlordState(Ledger, kw_only=True):
-    """State of a landlord. `serial` is the number of lodgers that the landlord has spawned so far. `awaited` is how many of the landlord
-    and its neighbour have not yet finished with the newest lodger."""
+    """State of a landlord. `serial` is the number of lodgers that the landlord has spawned so far. `awaited` is the number of agents
+    (landlord and neighbour) that have not finished with the newest lodger."""
 
     serial: int = 0
     awaited: int = 0
@@ -250,8 +250,8 @@ class _Lodgers:
             raise InvariantViolatedError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Complete the pairs of a lodger that has finished but still has a state in the cut, although the landlord and the neighbour have
-        removed it from their states."""
+        """Add the missing ledger entries of a lodger that has finished but still has a state in the cut, although the landlord and the
+        neighbour have removed it."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
@@ -290,7 +290,7 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """In the ledger of a landlord or neighbour, restore the entries for a lodger that it removed after the lodger's last answer."""
+        """Restore the entries for a lodger in the ledger of a landlord or neighbour that removed them after the lodger's last answer."""
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)

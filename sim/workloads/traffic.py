@@ -2,7 +2,7 @@
 
 *Producers.* Each source starts with a certain amount of work. At each timer tick, the source sends `batch` messages, until its work is used
 up. Each message carries the work for its remaining hops, or none if the receiver does not forward it. If the pattern has no rate, a source
-waits `SOURCE_PAUSE_NS` per message. Without this pause, it would send everything in one turn, because it waits for no answers.
+waits `SOURCE_PAUSE_NS` per message. Without this pause, a source would send everything in one turn, because it waits for no answers.
 
 - pipeline: the agents form lanes, and each lane is a sequence of stages. An item passes from the first stage to the last stage of its lane.
 - cyclic: in each lane, all stages after the first stage form a loop. An item goes around the loop `LOOPS` times.
@@ -17,8 +17,8 @@ J. ACM 32, 1985.)
 
 *Requests with replies.* Every agent sends calls through a chain of servers, and the answer returns along the same path. For example, agent
 i calls agent i + 1, which calls agent i + 2, which answers agent i + 1, which answers agent i. Each call takes `DEPTH` requests and `DEPTH`
-replies. The work carried by a message encodes the progress of the call. The work starts at 2 * depth, and each hop uses one unit. Each
-agent has up to `WINDOW` calls in progress, and begins the next call whenever a call returns.
+replies. The amount of work carried by a message encodes the progress of the call. The amount of work starts at 2 * depth, and each hop uses
+one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call whenever a call returns.
 """
 
 import functools
@@ -275,7 +275,7 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
-    """Return the number of rounds whose messages come closest to `messages` in total, but at least one. If `messages` is 0, return
+    """Return the number of rounds (at least one) that together send a number of messages closest to `messages`. If `messages` is 0, return
     `FOREVER`."""
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
@@ -304,8 +304,8 @@ WINDOW = 2
 
 
 class CallerState(Ledger, kw_only=True):
-    """State of a `Caller`. `depth` is the number of servers in the chain of a call. `returned` is the number of calls that have been
-    answered and whose successors wait for the timer."""
+    """State of a `Caller`. `depth` is the number of servers in the chain of a call. `returned` is the number of answered calls after which
+    the next call waits for the timer."""
 
     depth: int
     returned: int = 0

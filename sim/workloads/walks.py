@@ -3,15 +3,15 @@ of the random walk.
 
 Each agent starts with `TOKENS` tokens and divides its share of the work among these tokens. When an agent receives a token that has work
 left, it immediately passes the token on with one unit of work less. A token without work is not passed on. If the pattern has a rate, an
-agent pools the work of its tokens, and passes on one token each time its timer fires. In this case, the order of events affects how the
-work is divided among the tokens, but not the sum of the work.
+agent pools the work of its tokens, and passes on one token each time its timer fires. With a rate, the order of events affects how the work
+is divided among the tokens, but not the sum of the work.
 
 *Bank* (`make_bank`). Tokens carry money. The total amount of money never changes.
 
 *Returning* (`make_returning`). Tokens walk as in the pattern `random`, among agents that sometimes roll the fleet back (`ctx.rollback`)
-during the first seconds. For half of the rollback requests, the same reason occurs again after the rollback. When a reason occurs for the
-second time, the request is refused and the agent is blocked until an operator rolls the fleet back. The agent may then request a rollback
-again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
+during the first seconds. For half of the rollback requests, the reason for the request occurs again after the rollback. If a reason occurs
+for the second time, the request is refused and the agent is blocked until an operator rolls the fleet back. After the operator's rollback,
+the agent may request a rollback again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
 
 *Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute durable steps. While a turn waits for
 its step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
@@ -115,7 +115,7 @@ class Walker(Worker):
         self.tick(ctx)
 
     def pass_on(self, ctx: snapline.Context, work: int) -> None:
-        """Send a token. Of its `work` units, one pays for the send itself."""
+        """Send a token. One of the token's `work` units pays for the send itself."""
         self.send(ctx, self.route(ctx), work - 1)
 
     def route(self, ctx: snapline.Context) -> str:
@@ -203,8 +203,8 @@ def ring_peers(index: int, agents: int) -> list[str]:
 
 
 def star_peers(index: int, agents: int) -> list[str]:
-    """Return the agents that an agent in a star sends to. Agent 0 is the hub and sends to all other agents. Every other agent sends to the
-    hub."""
+    """Return the agents to which an agent in a star sends tokens. Agent 0 is the hub and sends to all other agents. Every other agent sends
+    to the hub."""
     return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
 
 
@@ -215,8 +215,8 @@ def tree_peers(index: int, agents: int) -> list[str]:
 
 
 def random_peers(index: int, agents: int) -> list[str]:
-    """Return the agents that an agent in a random graph sends to: in a small fleet all other agents, and otherwise a few pseudorandom
-    agents. The next agent is always one of them, so that every agent can be reached."""
+    """Return the agents to which an agent in a random graph sends tokens. In a small fleet, these are all other agents, and otherwise a few
+    pseudorandom agents. The next agent is always included, so that every agent can be reached."""
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -224,7 +224,8 @@ def random_peers(index: int, agents: int) -> list[str]:
 
 
 def cluster_peers(index: int, agents: int) -> list[str]:
-    """Return the agents that an agent in a cluster sends to: all other agents in the same cluster, and one agent in the next cluster."""
+    """Return the agents to which an agent in a cluster sends tokens: all other agents in the same cluster, and one agent in the next
+    cluster."""
     size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
     first = index - index % size
     inside = [other for other in range(first, min(first + size, agents)) if other != index]
@@ -359,14 +360,13 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. After a recovery, the turn either continues or restarts. Whether the turn continues or restarts, the
-        agent answers exactly once."""
+        """Handle a client's input. After a recovery, the turn either continues or restarts, but the agent answers exactly once."""
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 
 class SteppingWorkload(LedgerWorkload):
-    """Workload with tokens, and with durable turns for clients' inputs. The durable turns do not change the state."""
+    """Workload with tokens, and with durable turns that handle clients' inputs. The durable turns do not change the state."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1
@@ -412,7 +412,7 @@ class Seen(snapline.Message):
 
 class MemoryState(WalkerState, kw_only=True):
     """State of a `Rememberer`. `seen` contains records of the newest messages. `table` is an array. Each consumed message increments one
-    element."""
+    element of the table."""
 
     seen: snapline.History[Seen]
     table: Array

@@ -5,17 +5,17 @@ Theory of operation
 In most patterns, the workload checks ledgers (`LedgerWorkload`). For a user's own fleet, the user provides inputs and invariants.
 
 *Inputs* for a user's fleet are provided as a list, as a function that generates them, or as a file with one input per line. An input is
-`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`. A message may also be `(type, fields)`. Each line in a
-file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
+`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`. A message in such an input may also be `(type, fields)`.
+Each line in a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
 
-*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The function is called for every complete cut, after the
-simulator's oracles have verified that the cut is consistent. The function `at_end` is called with the final states when the fleet is idle.
-Idleness is a stable property, so the simulator can detect it in a complete cut without activity. The invariant and `at_end` may return or
-raise any of the following. Both functions may have one of these results:
+*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The user's invariant is called for every complete cut,
+after the simulator's oracles have verified that the cut is consistent. The function `at_end` is called with the final states when the fleet
+is idle. Idleness is a stable property, so the simulator can detect it in a complete cut without activity. Both functions may return or
+raise the following:
 
 - None, a true value or "" means that the invariant holds.
 - A sentence, a false value or a failed `assert` means that the invariant is violated.
-- Any other exception makes the run "broken", because the invariant was not decided.
+- Any other exception makes the run "broken", because the invariant could not be decided.
 """
 
 import copy
@@ -111,11 +111,11 @@ class Workload:
     """A fleet that the simulator runs, with its invariants. This base class has no invariants.
 
     Attributes:
-        ends: whether `is_done` becomes true at some time.
+        ends: whether `is_done` eventually becomes true.
         requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If agents may request rollbacks, an operator rolls the
             fleet back when a request has been refused.
-        was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because some of the epoch's
-            bytes were lost. The attribute is set before `check_end` is called.
+        was_rolled_back: whether the fleet was rolled back to a point before a complete epoch, either on purpose or because some of the
+            epoch's bytes were lost. The attribute is set before `check_end` is called.
         failure: traceback of an unexpected exception in an invariant, or "" if there was none.
         calling_plan: recovery plan of the host whose call a stub is answering.
         inputs: the user's inputs, which replace `input_of`, or None if the user provides no inputs.
@@ -262,7 +262,7 @@ def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) 
 def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
     """Return a fleet with the same agents, but with the protocol and checkpoint trigger of the scenario.
 
-    The returned fleet has no `stop_when`, because `stop_when` requires epochs. Instead, the run ends when the fleet is idle.
+    The returned fleet has no `stop_when`, because `stop_when` requires epochs. Without `stop_when`, the run ends when the fleet is idle.
 
     Raises:
         FleetDefinitionError: If the checkpoint trigger is not valid for the protocol.
@@ -302,8 +302,8 @@ def plan_of(part: FleetPart, pause_ns: int) -> Plan:
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """Return how long each of `senders` agents must pause after a message, in nanoseconds, so that all of them together keep the pattern's
-    message rate. Return 0 if the pattern has no message rate."""
+    """Return how long each of `senders` agents must pause after a message, in nanoseconds, so that together they keep the pattern's message
+    rate. Return 0 if the pattern has no message rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
@@ -464,7 +464,7 @@ def checked(inner: Workload, part: FleetPart) -> Workload:
 
 
 class CheckedWorkload(Workload):
-    """A workload to which a user's invariants were added."""
+    """A workload with additional invariants provided by the user."""
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
@@ -490,8 +490,8 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether the fleet is idle. If `at_end` was given, a cut without activity must prove this, because timers may be set even
-        if all hosts are idle."""
+        """Return whether the fleet is idle. If `at_end` was given, a cut without activity must show that the fleet is idle, because timers
+        may be set even if all hosts are idle."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -562,8 +562,8 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Return the source location at which the error was raised. If `below` is given, return the location in the stack frame `below` calls
-    below the frame that caught the error."""
+    """Return the source location at which the error was raised. If `below` is given, return the location in the stack frame that is `below`
+    levels below the frame that caught the error."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{frame.filename}:{frame.lineno}"

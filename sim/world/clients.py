@@ -104,7 +104,7 @@ class ClientCalls:
         """Hosts that have answered a request and to which no request has failed since."""
 
     def close(self) -> None:
-        """Drop all unfinished requests. The core gets no events for them."""
+        """Drop all unfinished requests. For the dropped requests, the core gets no events."""
         self._open.clear()
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class SimClient:
     """A simulated program and its client core.
 
     Attributes:
-        is_done: whether the program has sent all its inputs and, for each of them, has an outcome or has given up.
+        is_done: whether the program has sent all its inputs and has an outcome for each input on which it has not given up.
         moved_ns: time when the program last made progress.
     """
 
@@ -400,8 +400,8 @@ class SimClient:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program gives up on an input. The program never gives up on a user's input, because the user may rely on
-        it."""
+        """Return whether the program gives up on an input. The program never gives up on a user's input, because the user may rely on its
+        outcome."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
@@ -524,7 +524,7 @@ class SimClient:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """Draw an agent. The agent is usually running, but it may have stopped."""
+        """Draw an agent. The drawn agent is usually running, but it may have stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)

@@ -17,8 +17,8 @@ Model. The disk follows the rules of POSIX and gives no further guarantees:
 5. A failed `sync_data` permanently loses the bytes that it should have synced. Processes can still read the lost bytes, but after the
    writer's next power cut the bytes are zeros.
 
-Departures. There are no named temporary files, but `O_TMPFILE` works, and each handle is written by only one node. Stale reads model the
-cache of a network file system: for `STALE_NS` after a file was linked, other nodes cannot see it. If a link fails because the name already
+Departures. There are no named temporary files, but `O_TMPFILE` works. Each handle is written by only one node. Stale reads model the cache
+of a network file system: for `STALE_NS` after a file was linked, other nodes cannot see it. If a link fails because the name already
 exists, the cache is refreshed for all nodes, not only for the calling node.
 
 This module supports G4 and G11, because the checkpoint store is tested on it. Choices are drawn from the random stream "storage".
@@ -291,7 +291,7 @@ class NodeDisk:
             raise self._refused(errno.ENOENT, path)
 
     def _refused(self, number: int, path: str) -> OSError:
-        """Count a call that fails because of a fault. Return the error to raise."""
+        """Count a call that fails because of a fault, and return the error to raise."""
         self._count[number] = self._count.get(number, 0) + 1
         return _error(number, path)
 
@@ -322,7 +322,7 @@ class VirtualDisk:
         self._reader = NodeDisk(self, "", location=location)
 
     def of(self, node: str) -> NodeDisk:
-        """Return one node's view. Repeated calls for the same node return the same object."""
+        """Return one node's view. If the method is called again for the same node, it returns the same object."""
         view = self._views.get(node)
         if view is None:
             view = self._views[node] = NodeDisk(self, node, location=self._location)
@@ -330,8 +330,8 @@ class VirtualDisk:
         return view
 
     def bytes_of(self, path: str) -> bytes | None:
-        """Return the bytes of a file even if faults are set, or None if the file does not exist. The same bytes object is returned each
-        time until the file changes."""
+        """Return the bytes of a file, or None if the file does not exist. Faults have no effect on this method. The same bytes object is
+        returned each time until the file changes."""
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 

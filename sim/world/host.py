@@ -3,7 +3,7 @@
 A `SimHost` represents one run of a host, from the host's start to its crash or exit. If the host is restarted, a new `SimHost` is created.
 Calls that were scheduled for a run are dropped if the run has ended. If a run is paused, its scheduled calls wait until it resumes.
 Blocking work outside the event loop (`Workers`) takes effect at a single instant, namely at the end of its duration. A failpoint can crash
-the host in the middle of this work.
+the host in the middle of its blocking work.
 """
 
 from collections import deque
@@ -72,7 +72,7 @@ class Workers:
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Execute a log call at the end of its duration. Log calls hang whenever store calls hang, because both use the same disk."""
+        """Execute a log call at the end of its duration. Whenever store calls hang, log calls hang too, because both use the same disk."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -434,7 +434,7 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. The call is dropped if this run ends first, and is delayed if the run is paused."""
+        """Schedule a call. The call is dropped if this run ends before it, and is delayed if the run is paused."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
@@ -528,7 +528,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._owner.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing, because the caller's error propagates to `fire` anyway."""
+        """Do nothing, because the error propagates from the caller to `fire` anyway."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -585,7 +585,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the boot clock. All simulated hosts run on one machine, and this machine never reboots."""
+        """Return the boot clock. All simulated hosts share one boot clock, because they run on one machine that never reboots."""
         return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -615,7 +615,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def release_hung_calls(self, what: HangingCall) -> None:
-        """End the hang of all calls of this kind, so that they return."""
+        """Stop the hang of all calls of this kind, so that the calls return."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:

@@ -19,7 +19,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface of a host's run that links, sessions, steps and the coordinator use. Implemented by `host.SimHost`."""
+    """Interface of a host's run for links, sessions, steps and the coordinator. Implemented by `host.SimHost`."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class HostRun(Protocol):
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. The call is dropped if this run ends first, and is delayed if the run is paused."""
+        """Schedule a call. The call is dropped if this run ends before it, and is delayed if the run is paused."""
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
@@ -184,8 +184,8 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Record that a frame was written to a stream. If the frame's number is not new, the frame is being resent because its previous
-        stream broke."""
+        """Record that a frame was written to a stream. If the frame's number is not new, the frame is being resent because the stream that
+        carried it before has broken."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -247,7 +247,7 @@ class SimTransport:
         return refused
 
     def lost(self, found: LinkStream) -> None:
-        """Handle a broken stream. If this host opened the stream, reconnect."""
+        """Handle a broken stream. If this host opened the broken stream, reconnect."""
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
@@ -269,7 +269,7 @@ class ReplicaSession(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """Return the name of the leader according to the replica, or "" if the replica knows no leader."""
+        """Return the name of the leader that this replica knows, or "" if it knows none."""
         ...
 
     def open_session(

@@ -68,7 +68,7 @@ class Hosts:
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
-        """Wrap `run_turn` so that a turn can kill the process of its host. The mark that the killed turn has left stays in place, and the
+        """Wrap `run_turn` so that a turn can kill the process of its host. After a killed turn, the turn's mark stays in place, and the
         launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
@@ -89,8 +89,8 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """At the end of a run, stop all waiting handlers, including the threads of graphs. Without this, the garbage collector might never
-        stop them."""
+        """At the end of a run, stop all waiting handlers, including the threads of graphs. If the handlers were not stopped, the garbage
+        collector might never stop them."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # a handler may refuse to stop
                 run.driver.stop()
@@ -156,11 +156,11 @@ class Hosts:
             run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:
-        """Set the host's speed in percent of the normal speed."""
+        """Set the host's speed as a percentage of the normal speed."""
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make calls of this kind hang on the host. If `is_on` is False, end the hang, so that these calls return."""
+        """Make calls of this kind hang on the host. If `is_on` is False, stop the hang, so that these calls return."""
         run = self.run_of(host)
         # A blocked handler affects only the current run, because a restarted host is no longer in that turn.
         if what == "loop" and run is not None:

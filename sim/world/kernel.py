@@ -1,7 +1,7 @@
 """Virtual time: a heap of scheduled calls, and the wall clocks of the nodes. A run is determined only by the order of its calls.
 
 A scheduled call is the tuple `(t_ns, number, function, argument)`. Calls for the same time are ordered by number, and numbers increase in
-the order of scheduling. So functions and arguments are never compared with each other.
+the order of scheduling. So functions and arguments never have to be compared.
 
 The wall clock of a node (`Clocks`) may be wrong.
 """
@@ -24,11 +24,11 @@ PIECE = 1_000
 
 
 class SimulatedCrash(BaseException):
-    """Raised at the point where the process of a node crashes. No code may catch this exception and continue."""
+    """Raised at the point in the code where a node's process crashes. No code may catch this exception and continue."""
 
 
 class NotSimulatedError(UsageError):
-    """Raised if user code requires real processes, so that it cannot be simulated."""
+    """Raised if user code cannot be simulated because it requires real processes."""
 
 
 class Kernel:
@@ -52,8 +52,8 @@ class Kernel:
         heappush(self._heap, (t_ns, self._number, function, argument))
 
     def run(self, events_max: int) -> bool:
-        """Execute scheduled calls until the run is over or no calls are left, but at most `events_max` calls. Return False if this limit
-        was reached."""
+        """Execute scheduled calls until the run is over or no calls are left, but at most `events_max` calls. Return False if the limit
+        `events_max` was reached."""
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:
@@ -69,7 +69,7 @@ class Kernel:
 
 
 class Journal:
-    """Hash of all events in a run. If two runs have equal hashes, they were identical.
+    """Hash of all events in a run. Two runs with equal hashes are identical.
 
     Attributes:
         waypoints: the hash after each `PIECE` journal entries.
@@ -115,7 +115,7 @@ START_OF_TIME_NS = 1_700_000_000_000_000_000
 
 
 class Clocks:
-    """Wall clocks of all simulated nodes. A node's clock is correct until `set` is called for that node."""
+    """Wall clocks of all simulated nodes. A node's clock is correct until `set` is called for the node."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -123,7 +123,7 @@ class Clocks:
         self._wrong: dict[str, tuple[int, int, int]] = {}
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """From now on, skew a node's clock and let it drift at a constant rate."""
+        """From now on, let a node's clock differ from the correct time and drift at a constant rate."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:

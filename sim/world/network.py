@@ -1,4 +1,4 @@
-"""The simulated network. Pipes between nodes deliver items in order until the stream breaks.
+"""The simulated network. In the simulated network, pipes between nodes deliver items in order until the stream breaks.
 
 Streams have the properties of gRPC streams. As long as a stream is open, it is reliable and ordered, so a lost packet only causes a delay.
 When a stream breaks, only data in flight is lost. If two nodes cannot communicate in one or both directions, a stream between them stays
@@ -56,7 +56,7 @@ class Pipe:
         network.kernel.at(at_ns, self._arrive)
 
     def arrive(self, _: object = None) -> None:
-        """Deliver the oldest item. If this direction is blocked, keep the item."""
+        """Deliver the oldest item. If this direction is blocked, the item is kept."""
         if self.is_closed:
             return
         if self.stalled or (self._network.has_faults and self._network.is_stalled(self.pair, self.items[0])):
@@ -249,7 +249,7 @@ class Network:
         self._go_on()
 
     def reset(self) -> None:
-        """Remove all faults from the paths between nodes. The scenario's own delays then apply again."""
+        """Remove all faults from the paths between nodes. After that, the scenario's own delays apply again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
         self._delays.update(self._paths)
@@ -259,7 +259,7 @@ class Network:
         self.kernel.at(self.kernel.now_ns + KEEPALIVE_NS, self._give_up, stream)
 
     def _give_up(self, stream: Stream) -> None:
-        """Close the stream if its path is currently cut, no matter whether the path was healed in the meantime."""
+        """Close the stream if its path is currently cut. It does not matter whether the path was healed in the meantime."""
         if not stream.is_closed and self._is_cut(stream.ends):
             stream.close()
 

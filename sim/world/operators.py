@@ -1,19 +1,20 @@
 """Simulated operators of a fleet, and a simulated reader of the fleet's outputs.
 
 `SimOperator` retries some dead letters and drops others. If an effect needs a decision by an operator, `SimOperator` looks up the effect in
-the service's record and resolves it. At most one request is open at a time, and it contains one or two commands for one agent. The request
-and the answer may each be lost, duplicated or delayed. If that happens, the operator resends the request with the same keys or gives up.
-The operator waits before it acts, so a request may name a dead letter that is already settled or rolled back. The oracle in
-`oracles/input_output_oracles.py` checks the answers.
+the service's record and resolves it. At most one request is open at a time. A request contains one or two commands for one agent. The
+request and the answer may each be lost, duplicated or delayed. If a request or answer is lost or late, the operator resends the request
+with the same keys or gives up. The operator waits before it acts, so a request may name a dead letter that is already settled or rolled
+back. The oracle in `oracles/input_output_oracles.py` checks the answers.
 
 At random times, `MovesOperator` drains hosts, resumes hosts and rebalances agents. Each request is sent only once, to the current leader.
 After a change of leader, the new leader knows only the drain marks in the log. When all faults have ended, the operator removes all drain
 marks, so that every host may run agents again.
 
-`RestoreOperator` sometimes restores the fleet to an earlier kept epoch, with or without the inputs since then. `RestoreOperator` sends its
-requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`). The operator repeats each
-request until the leader answers. Requests with the same token request the same restore. If an agent's request for a rollback
-(`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, it only handles refused rollbacks.
+`RestoreOperator` sometimes restores the fleet to an earlier epoch that was kept. The inputs since that epoch are either kept or discarded.
+`RestoreOperator` sends its requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`).
+The operator repeats each request until the leader answers. Requests with the same token request the same restore. If an agent's request for
+a rollback (`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, `RestoreOperator` only handles
+refused rollbacks.
 
 `SimReader` reads all outputs, and keeps its position in a cursor. Sometimes the reader crashes and later resumes from a saved cursor. At
 the end of the run, the outputs that the reader has read are compared with the release files.
@@ -209,7 +210,7 @@ class SimOperator:
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
         """Handle a host's answers to the operator's request. `plan` is the recovery plan that the host was following when the request
-        arrived. The answers may get lost."""
+        arrived. Each answer may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.ground_truth.inputs.drops.on_taken(
@@ -322,7 +323,7 @@ READ_S = 0.002
 
 
 class RestoreRequest(NamedTuple):
-    """A restore requested by the operator. `asked` is the number of requests sent for this restore so far."""
+    """A restore requested by the operator. `asked` is the number of requests that were sent for this restore."""
 
     token: str
     epoch: int
@@ -354,7 +355,7 @@ class RestoreOperator:
         is_refused: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """Each argument is a function that returns part of the fleet's current state.
+        """Each argument is a function that returns a fact about the fleet's current state.
 
         Args:
             leader: returns the current leader, or None if there is no leader.
@@ -505,7 +506,7 @@ class SimReader:
         self._later()
 
     def read(self) -> list[ReadRelease]:
-        """Read all outputs that are available now. Return all releases that were read so far and not undone since."""
+        """Read all outputs that are available now. Return all releases that have been read and have not been undone since."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

@@ -51,7 +51,7 @@ class Limit(msgspec.Struct, frozen=True):
     """A limit of the product that a scenario can change.
 
     Attributes:
-        places: the constants that hold the limit, as `module.CONSTANT`. There is one entry for every module that imports the constant.
+        places: the constants that hold the limit, as `module.CONSTANT`. Each module that imports the constant has its own entry.
         drawn: values among which a swarm chooses the limit.
         scaled: function that converts the limit's unit to the unit of the constants. The function is None if both units are the same.
         with_it: other constants that must change together with the limit, each with a function that computes it from the limit's value.

@@ -1,8 +1,8 @@
 """Recording of a run's events with their times, for diagrams, reports and exports. A run is recorded only on request.
 
-A recording contains the events of a trace (`recovery/trace.py`), each with the virtual time `t_ns`. In addition to a trace, it contains
-epochs, hosts and orphans. The events come from the traces of the hosts (`SharedTrace`). `snapline run --trace` writes the same events, but
-not in one global order.
+A recording contains the events of a trace (`recovery/trace.py`), each with the virtual time `t_ns`. Unlike a trace, a recording also
+contains epochs, hosts and orphans. The events come from the traces of the hosts (`SharedTrace`). `snapline run --trace` writes the same
+events, but not in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,7 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochSpan(msgspec.Struct):
-    """An epoch, from its start to its outcome.
+    """An epoch of a recorded run, from its start to its outcome.
 
     If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the recovery plan under which the epoch began.
     """
@@ -40,7 +40,7 @@ class EpochSpan(msgspec.Struct):
 
 
 class HostSpan(msgspec.Struct):
-    """A host's run, from its start to its end. `until_ns` is 0 as long as the host is alive."""
+    """A run of a host, from its start to its end. `until_ns` is 0 as long as the host is alive."""
 
     host: str
     from_ns: int
@@ -55,7 +55,7 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class Recording:
-    """Recording of one run. Events are added while the simulated world runs.
+    """Recording of one run. The simulated world adds events to the recording while it runs.
 
     Attributes:
         placed: the host on which each agent starts.
@@ -98,7 +98,7 @@ class HostTrace:
             self._shared.checkpoint(agent, number, kind)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Do nothing, because `SharedTrace.on_plan` records the recovery line of the whole fleet."""
+        """Do nothing, because `SharedTrace.on_plan` already records the recovery line of the whole fleet."""
 
     def flush(self) -> None:
         """Do nothing, because a recording buffers nothing."""
@@ -141,7 +141,8 @@ class SharedTrace:
         self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
-        """Record a committed plan. The plan rolls the fleet back to the plan's recovery line. `placed` maps each agent to its host."""
+        """Record a committed plan. A committed plan rolls the fleet back to the plan's recovery line. `placed` maps each agent to its
+        host."""
         self.plan = number
         if number == 1:
             self._recording.placed.update(placed)

@@ -1,9 +1,9 @@
 """Model of the coordinator's replicated log in virtual time, with the same interface that the coordinator uses in production.
 
-Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a
-simulated world. However, its interface to the coordinator is small. The library reports the current leader, and each call of `propose` ends
-with one of three outcomes: committed, rejected or unknown. This model provides the library's interface to the replicas c1, …, cn. The model
-can show every behaviour of the real library that was observed within the fault budget. The interface has these rules:
+Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a simulated world.
+However, the library's interface to the coordinator is small. The library reports the current leader, and each call of `propose` ends with
+one of three outcomes: committed, rejected or unknown. This model provides the same interface to the replicas, which are called c1, c2 and
+so on. The model can show every behaviour of the real library that was observed within the fault budget. The interface has these rules:
 
 1. *Apply.* One `FleetState` is canonical, namely the state of the replica that committed last. Every other replica applies entries, or
    restores the frozen canonical state, only when its state is accessed or when it becomes the leader. So three replicas cost little more
@@ -12,29 +12,30 @@ can show every behaviour of the real library that was observed within the fault 
 3. *Rejected*: there is no leader, the leader that received the forwarded proposal has been replaced, or another entry took the position of
    the proposal. A rejected entry is never committed.
 4. *Unknown*: there was no outcome within `PROPOSE_NS`, or the leader was replaced after it had received the forwarded proposal. In
-   addition, `set_unknown` sets the probability that a proposal is lost or delayed, or that its answer is lost. The entry of such a proposal
-   may be committed now, later or never.
-5. A new leader learns that it leads when its first slot (the barrier) is committed. By then, it has applied all entries that were committed
-   earlier.
+   addition, `set_unknown` sets the probability that a proposal is lost, that it is delayed, or that its answer is lost. The entry of a
+   proposal with an unknown outcome may be committed now, later or never.
+5. A new leader learns that it leads when its first slot (the barrier) is committed. By the time a new leader learns this, it has applied
+   all entries that were committed earlier.
 
 Outcomes and changes of leader are reported only in calls scheduled with `at`, and never within `propose`.
 
 This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never modify a state that
 `state_of` or `canonical` returns; `validate` detects such modifications.
 
-Leaders and commits follow a model of Raft. The model sends no messages. Instead, the model copies whole logs, in virtual time. It is based
-on a paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
+Leaders and commits follow a model of Raft. The model of Raft sends no messages. Instead, the model copies whole logs, in virtual time. It
+is based on a paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
 
 1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list begins as a copy of the
-   leader's log at its election. An empty slot, called the barrier, follows. The durable log of every replica consists of the first `length`
-   slots of some leader term. So if two logs contain the same slot, all their earlier slots are the same, too (log matching, 5.3).
+   leader's log at its election. After this copy, the list continues with an empty slot, which is called the barrier. The durable log of
+   every replica consists of the first `length` slots of some leader term. So if two logs contain the same slot, all their earlier slots are
+   the same, too (log matching, 5.3).
 2. A leader sends its whole log to all replicas that it can reach. Arrival and sync times are computed when the log is sent, and they take
    effect when the receiving replica is next accessed (`settle`). A call is scheduled for the time when a majority will have acknowledged
    the slots. The scheduled call commits the slots if a majority really has them and the barrier is one of them (5.4.2).
 3. A replica becomes a candidate if it has heard from no leader for the duration of an election timeout. The candidate needs votes from a
    majority, and its log must be at least as up-to-date as the log of each voter (5.4.1). After a random delay, the candidate is elected in
-   a new term, and its voters reject older terms from then on. A replica that has recently heard from a leader usually does not vote. There
-   are random exceptions, because the real library does not have this rule.
+   a new term, and its voters reject older terms from then on. A replica that has recently heard from a leader usually does not vote. Some
+   voters ignore this rule at random, because the real library does not have it.
 4. If a leader cannot reach a majority, it still considers itself the leader for `LEASE_NS`, and continues to append slots to its own leader
    term.
 5. If a replica crashes, it loses all slots that are not durable. If the leader crashes, a random number of its latest appends in flight is
@@ -100,7 +101,7 @@ class LeaderTerm:
 
     Attributes:
         barrier: position of the first slot that was added in this term.
-        committed: number of slots that the leader knows are committed.
+        committed: number of slots that the leader knows to be committed.
         commit_ns: time of the latest commit that is scheduled. Slots are committed in order.
         sends: how often the log was sent since a slot was last added.
         is_deposed: whether the leader's heartbeats are suppressed until another leader is elected.
@@ -145,15 +146,15 @@ class SimReplica:
         run: number that increases at every start and every crash. Callbacks that were scheduled in an earlier run are dropped.
         term: newest term that the replica knows. The replica rejects leaders of older terms.
         log, length: the replica's durable log is `log[:length]`.
-        appends: appends in flight to the replica, in order. All of them belong to the same leader term.
+        appends: appends in flight to the replica, in order. All appends in flight to a replica belong to the same leader term.
         leading: the leader term in which the replica believes it leads, or None.
         heard_from: the leader term of the leader that the replica last heard from, or None.
         heard_ns: time when the replica last heard from a leader or voted.
         majority_ns: time when the replica, as the leader, last reached a majority.
-        reported_standing: the latest standing that was reported, which consists of the term, the leader, and whether the replica leads.
+        reported_standing: the standing that was reported last: the term, the leader, and whether the replica leads.
         attempt, timeout_ns, is_disrupting: number of the current election attempt, and the random values drawn for it.
         state: the fleet's state after the applied slots.
-        known: number of slots that the replica knows are committed.
+        known: number of slots that the replica knows to be committed.
     """
 
     def __init__(self, name: str) -> None:
@@ -190,7 +191,7 @@ class SimReplica:
                 append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """From now on, reject leaders of older terms. Drop their appends in flight."""
+        """From now on, reject leaders of older terms. Drop all appends in flight from leaders of older terms."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -255,7 +256,7 @@ class RaftModel:
             self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: SimReplica) -> None:
-        """Stop the replica. Slots that are not durable are lost."""
+        """Stop the replica. Slots of the stopped replica that are not durable are lost."""
         replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
@@ -282,8 +283,8 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """For each follower, discard some of the crashed leader's latest appends in flight. Choices decide how many are discarded, and
-        choice 0 means none."""
+        """For each follower, discard some of the crashed leader's latest appends in flight. The number of discarded appends is a choice,
+        where choice 0 means none."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -294,7 +295,7 @@ class RaftModel:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, leader_term: LeaderTerm) -> None:
-        """Send the whole log to all reachable replicas. If a majority will acknowledge it, schedule the commit."""
+        """Send the whole log to all reachable replicas. If a majority will acknowledge the log, schedule the commit."""
         leader, now_ns, length = self.replicas[leader_term.leader], self.now(), len(leader_term.slots)
         leader_term.sends += 1
         sync_ns = (1 + self.pick(("sync", leader_term.term, length, leader_term.sends), SYNC_STEPS)) * SYNC_STEP_NS
@@ -408,7 +409,7 @@ class RaftModel:
             self.replicate(leader_term)
 
     def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
-        """Tell a follower which slots are committed. Return whether the follower's log lacks slots."""
+        """Tell a follower which slots are committed. Return whether the follower still lacks slots of the leader's log."""
         replica.settle(self.now())
         if replica.log is not leader_term.slots:
             return True
@@ -418,8 +419,8 @@ class RaftModel:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Start an election. The candidate is the replica that has exceeded its election timeout by the longest time, among all replicas
-        that would win."""
+        """Start an election. Among the replicas that would win, the candidate is the replica that has exceeded its election timeout by the
+        longest time."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -473,8 +474,8 @@ class RaftModel:
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether the voter may vote although there may be a leader. The voter may vote if it has not heard from a leader recently
-        or, as the leader, has not reached a majority recently. The voter may also vote if the leader was deposed."""
+        """Return whether the voter may vote, given that there may be a leader. The voter may vote if it has not heard from a leader
+        recently or, as the leader, has not reached a majority recently. The voter may also vote if the leader was deposed."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -506,7 +507,7 @@ class RaftModel:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """Make a replica stop leading. The replica does not know another leader yet."""
+        """Make a replica stop leading. At this point, the replica does not know another leader."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
@@ -537,7 +538,7 @@ _LATE = Unknown("no answer within the deadline")
 
 
 class SimulatedLog:
-    """The replicated log. All replicas are down until `start` is called for them.
+    """The replicated log. All replicas are down until they are started with `start`.
 
     Attributes:
         canonical: the fleet's state after all committed entries.
@@ -554,7 +555,7 @@ class SimulatedLog:
         on_standing: Callable[[str, Standing], None],
         on_committed: Callable[[int, str, bytes, OperationResult], None],
     ) -> None:
-        """Create the log. Nothing happens until `start` is called.
+        """Create the log. Nothing happens in the simulated log until `start` is called.
 
         Args:
             delay_ns: function that returns the delay between two nodes that are both up. The function returns None if the second node is
@@ -576,7 +577,7 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Return the leader of the newest term, or None if this replica does not know yet that it leads. Otherwise return ""."""
+        """Return the leader of the newest term, or None if that leader does not know yet that it leads. Otherwise return ""."""
         leader_term = self.raft.newest
         if (
             leader_term is None
@@ -592,7 +593,7 @@ class SimulatedLog:
 
     def state_of(self, node: str) -> FleetState:
         """Return the state that the replica has applied. The same object is returned until the node crashes. If the node is the leader, the
-        state contains all entries that the leader knows are committed."""
+        state contains all entries that the leader knows to be committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -609,8 +610,8 @@ class SimulatedLog:
         self.raft.bring_up(replica)
 
     def crash(self, node: str) -> None:
-        """Crash the replica. Slots that are not durable are lost, and the replica's proposers get no outcome. Do nothing if the replica is
-        already down."""
+        """Crash the replica. The crashed replica loses all slots that are not durable, and its proposers get no outcome. Do nothing if the
+        replica is already down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
@@ -625,7 +626,7 @@ class SimulatedLog:
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Propose `entry`. `then` is called once with the outcome, unless the node crashes before that."""
+        """Propose `entry`. `then` is called once with the outcome, unless the node crashes earlier."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -672,8 +673,8 @@ class SimulatedLog:
         return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """Make the outcome of a proposal unknown. The answer is lost. The proposal itself is appended now, appended later, or lost as
-        well."""
+        """Make the outcome of a proposal unknown. The answer is lost. The proposal itself is appended immediately, appended later, or
+        lost."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -698,7 +699,7 @@ class SimulatedLog:
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
-        """Report outcomes to the proposers whose wait has ended. A proposer's reaction to the outcome may crash the replica."""
+        """Report outcomes to all proposers whose wait has ended. A proposer's reaction to the outcome may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
         if done:
             replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]

@@ -72,7 +72,7 @@ class SimLeader:
         term: int,
         crash: Callable[[], None],
     ) -> None:
-        """`crash` is called to end the leader's process."""
+        """`crash` is a function that ends the leader's process."""
         self._shared = shared
         self._kernel = shared.kernel
         self._log = log
@@ -108,7 +108,7 @@ class SimLeader:
             stream.close()
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Execute the call now, unless this leader has been replaced or has crashed."""
+        """Execute a call now, unless this leader has been replaced or has crashed."""
         if self.is_over:
             return
         function, argument = call

@@ -1,15 +1,15 @@
 """Drivers for handlers that wait, and stubs that replace external services. A handler may await only operations of its context, such as
 `ctx.step`. When a handler or stub waits (`Wait`), a scheduled call ends the wait, and the handler or stub resumes.
 
-If the fleet has stubs, a step calls its stub. Otherwise, the step's own function is executed in the simulation's thread, at a single
-instant of virtual time. Whether a stub or the step's own function is called, the duration of the step in virtual time is random.
+If the fleet has stubs, a step calls its stub. If the fleet has no stubs, the step's own function is executed in the simulation's thread, at
+a single instant of virtual time. Whether a stub or the step's own function is called, the duration of the step in virtual time is random.
 
 A *stub* is a function that the simulator calls instead of a step's own function (`Fleet(simulate=…)`). The stub represents an external
 service, so a host crash does not affect it. A call of a stub consists of a request in transit, the execution of the stub, and an answer in
 transit. Once a request has left its host, it arrives even if the host crashes or the step times out. The transit times are random.
 Depending on the scenario's section `steps`, a call may also be late, get no answer or fail, whether or not the stub was executed.
 
-An `assert` that fails in a stub reports a violation. Any other exception raised by a stub is an answer of the service.
+An `assert` that fails in a stub reports a violation. Any other exception that a stub raises is treated as the service's answer.
 
 `SimOutside` provides time, random numbers and calls to external services for the handlers of one host.
 """
@@ -41,7 +41,7 @@ from snapline.sim.world.world_state import WorldState
 
 class Wait:
     """Object that a handler yields to its driver in order to wait. The handler resumes after `delay_ns` nanoseconds. If `delay_ns` is None,
-    the handler resumes when `end` is called.
+    the handler resumes when the method `end` is called.
 
     Attributes:
         is_late: whether the wait ended because its time limit was reached.
@@ -282,12 +282,12 @@ class StubCall:
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
-        """Lose the request. The stub is never executed."""
+        """Lose the request. After this, the stub is never executed."""
         self._arrived(None)
         self._broken()
 
     def _done(self, answer: Callable[[], Any]) -> None:
-        """Handle the answer of the stub. Send it to the caller unless it is lost."""
+        """Handle the answer of the stub. Send the answer to the caller unless it is lost."""
         self._answer = answer
         self._arrived(answer)
         with contextlib.suppress(Exception):  # an exception is the service's answer
@@ -322,8 +322,8 @@ class StubServices:
 
     Attributes:
         without_stub: names of the steps whose own functions were called, because the fleet has no stubs.
-        done: the stub's answer for each effect, by the effect's external key. This dict is the service's record, which an operator can
-            consult.
+        done: the stub's answer for each effect, by the effect's external key. The dict `done` is the service's record, which an operator
+            can consult.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -445,7 +445,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """Wait until `wait` ends. Raise TimeoutError if the time limit is reached first."""
+    """Wait until `wait` ends. Raise TimeoutError if the time limit is reached before the wait ends."""
     left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -533,7 +533,7 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
     """Check whether a handler failed because it used asyncio, which the simulator does not support.
 
     Raises:
-        NotSimulatedError: If the handler used asyncio. The message names the line of code.
+        NotSimulatedError: If the handler used asyncio. The message names the line of code that used asyncio.
     """
     if FOREIGN in failed.error:
         lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]

@@ -13,9 +13,9 @@ these parts, which share one state (`world_state.py`):
 The other modules check nothing themselves. `PendingWork` determines which work is left, whether the fleet is idle, and which agents cannot
 continue.
 
-The simulation has the following limits, which are also stated in the user documentation. Raft is simulated only at the level of its log
-interface. A blocking store call takes effect at a single instant, and can be interrupted only at failpoints. All hosts share one store, as
-in production.
+The simulation has some limits, which are also stated in the user documentation. Raft is simulated only at the level of its log interface. A
+blocking store call takes effect at a single instant, and can be interrupted only at failpoints. All hosts share one store, as in
+production.
 """
 
 import errno
@@ -118,7 +118,7 @@ class SimExecutor:
         self._shared.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
-        """Apply the armed action to the node that has reached the failpoint."""
+        """Apply an armed action to the node that has reached the failpoint."""
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
@@ -259,7 +259,7 @@ REST_NS = 1_000_000_000
 
 
 class PendingWork:
-    """Determines which work is left in the fleet. Does not change the fleet.
+    """Determines which work is left in the fleet. This class never changes the fleet.
 
     Attributes:
         finished_ns: time when the workload was done, or 0 if it is not done yet.
@@ -291,7 +291,7 @@ class PendingWork:
         return [agent.id for agent in agents if not agent.is_busy and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Return the durable turns that cannot continue: the problem of each, by agent."""
+        """Return the problem of each durable turn that cannot continue, by agent."""
         agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
@@ -407,7 +407,7 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """Describe how many turns are still missing in a fleet whose work has no known end. Return "" if the fleet has taken enough turns
+        """For a fleet whose work has no known end, describe how many turns are still missing. Return "" if the fleet has taken enough turns
         or is idle."""
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
@@ -502,7 +502,7 @@ class World:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
-        """Return the freezes of all hosts that froze in time for a plan or could still have done so."""
+        """Return the freezes of all hosts that froze in time for a plan, and of hosts that could still have done so."""
         leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
@@ -555,14 +555,15 @@ class World:
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """If the fleet has never started to work, start all its initial hosts. A fleet needs every initial host once to start its work,
-        even a host that left permanently."""
+        """If the fleet has never started to work, start all its initial hosts. To start its work, a fleet needs every initial host once,
+        even a host that has left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def missing_releases(self) -> list[str]:
-        """Describe outputs that have not been released yet. The epochs considered are those that were complete at the first call.
+        """Describe outputs that have not been released yet. Only epochs up to the newest epoch that was complete at the first call are
+        considered.
 
         Later epochs are ignored, because if epochs are frequent, there is always another new epoch.
         """

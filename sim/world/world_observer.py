@@ -17,8 +17,8 @@ The oracle identifies an input by its bytes, which are unique. The oracle does n
 uses.
 
 The code that reads checkpoint packs (`read_pack`) is independent of the product, and implements `docs/snapshot-format.md`. The judge
-compares the checkpoints in each pack with the captured images. So the judge needs only the bytes, and not the product's checks. Damaged
-packs are ignored here, because detecting the damage is the duty of the components that read packs (G11).
+compares the checkpoints in each pack with the captured images. So the judge does not depend on the product's checks. Damaged packs are
+ignored here, because detecting the damage is the duty of the components that read packs (G11).
 """
 
 import contextlib
@@ -242,7 +242,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint. If the checkpoint contains a durable turn, the turn's journal is made complete."""
+    """Return the checkpoint. If the checkpoint contains a durable turn, the turn in the result has its complete journal."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint
@@ -437,8 +437,8 @@ class StoreObserver:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Read all checkpoints of an epoch from the disk. Return the checkpoints and "", or None and an error message if they are
-        unreadable."""
+        """Read all checkpoints of an epoch from the disk. Return the checkpoints and "". If they are unreadable, return None and an error
+        message."""
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
             read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]

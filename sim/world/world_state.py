@@ -2,8 +2,8 @@
 
 - `Stores`: each node's view of the disk, the duration of store calls, and a view that faults do not affect.
 - `Points`: the failpoints, which are named lines in the product's code, and the actions armed at them.
-- `OutputInjector`: adds outputs to turns of simulated agents. Outputs may be added to any agent's turns, regardless of the pattern. The
-  turns are selected by a separate random stream, and every added output has unique bytes.
+- `OutputInjector`: adds outputs to turns of simulated agents. Outputs may be added to any agent's turns, regardless of the pattern. A
+  separate random stream selects the turns, and every added output has unique bytes.
 - `RunCounters`: counters from which the run's metrics are computed.
 """
 
@@ -60,8 +60,8 @@ class RunCounters:
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:
-        """Count a checkpoint that has become durable. Under an autonomous protocol, it belongs to one agent, and otherwise to all agents
-        together."""
+        """Count a checkpoint that has become durable. Under an autonomous protocol, a checkpoint belongs to one agent, and otherwise to all
+        agents together."""
         self.count("checkpoints_saved")
         self.count("saving_s", took_ns / 1e9)
 
@@ -157,7 +157,7 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """Return random bytes for file names. The bytes only need to be different each time."""
+        """Return random bytes for file names. The bytes only need to differ between calls."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
@@ -185,8 +185,8 @@ class WorldState:
         journal, figures: the run's journal and counters, which all parts update.
         recording, trace: the run's recording and trace, or None if they were not requested.
         hosts, coordinators, agents: names of all hosts, coordinators and agents that can exist in the run.
-        random_of: source of `ctx.random()`. Each agent has its own random stream, so that the numbers drawn by an agent do not depend on
-            the order of turns.
+        random_of: source of `ctx.random()`. Each agent draws from its own random stream, so that its numbers do not depend on the order of
+            turns.
         misuse: the reason why the user's agents cannot be simulated, or "" if there is none.
     """
 

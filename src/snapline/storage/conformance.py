@@ -523,7 +523,8 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:
-    """Return an action. In it, thread 0 appends batches until an append is refused, and all other threads seal the log and read it."""
+    """Return an action. In the returned action, thread 0 appends batches until an append is refused, and all other threads seal the log and
+    read it."""
 
     def append_all(store: Store) -> set[int]:
         taken = set(range(1, _BEFORE + 1))
@@ -821,7 +822,8 @@ OUTPUT_CHECKS = [check_output_lifecycle, check_one_release_by_many, check_one_co
 
 
 def checks() -> list[Check]:
-    """Return all checks. The simplest checks come first. Each check is a function of `open_disk` and, if it has races, of `racers`."""
+    """Return all checks. The simplest checks come first in the list. Each check is a function of `open_disk` and, if it has races, of
+    `racers`."""
     return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
 
 

@@ -1,6 +1,6 @@
 """Cuts an image into the chunks of a checkpoint's parts, and finds out which chunks are new and which are already in the base.
 
-This module runs in a worker thread.
+This module's code runs in a worker thread.
 
 For each chunk, the cheapest test is made first:
 
@@ -9,7 +9,7 @@ For each chunk, the cheapest test is made first:
 2. If the chunk has no token but the base has the same hash at this position, the chunk is reused. Hashing is twice as fast as a copy.
 3. If the chunk's digest is in the base, the chunk is reused. Equal digests without equal tokens or hashes occur after a restore, or when a
    part has moved.
-4. Otherwise, the chunk is new.
+4. If no test succeeds, the chunk is new.
 
 The hash is xxh3-128 with a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
 stored, and it is not used to verify integrity. Stored chunks are named by their digest. In an encrypted store, the digest is keyed: the
@@ -24,7 +24,7 @@ Blobs arrive uncut. This module cuts blobs into chunks, because cutting them dur
 **Content-defined chunks.** The positions of cuts depend on the surrounding bytes rather than on offsets. The problem: if bytes are inserted
 near the beginning of a document, all later bytes are shifted. If chunks had a fixed size, each later chunk would be new. Therefore, a cut
 is made where a hash of the preceding 32 bytes is small. When bytes are shifted, these positions are shifted with them. So after an
-insertion, the same cuts are found again, and most chunks are the same as before.
+insertion, the same cuts are found again, and most chunks are unchanged.
 
 The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. After 32 steps, a byte no longer
 contributes to the hash. So `h` is a function of only the last 32 bytes, does not depend on where the chunk begins, and can be computed for
@@ -40,7 +40,7 @@ A position is a *candidate* for a cut if its hash is small. Where a cut is made 
 
 The two thresholds keep the sizes close to the middle, as in the "normalized chunking" of FastCDC (Xia et al., USENIX ATC 2016,
 section 3.3). Departures from the paper: the high bits of the hash are compared with a limit, instead of masking selected bits. The high
-bits depend on the whole window, and the low bits do not. In addition, the window may begin before the chunk.
+bits depend on the whole window, and the low bits do not. In addition, unlike in the paper, the window may begin before the chunk.
 
 Invariant: the cuts depend only on the bytes, and are the same on every machine and in every release. If a new release made different cuts,
 nothing would break, but blobs would be stored once more after the upgrade, because chunks are found by their digests.
@@ -48,11 +48,11 @@ nothing would break, but blobs would be stored once more after the upgrade, beca
 **Sealed journals.** In a checkpoint, the journal of a durable turn consists of sealed runs of entries, which are stored as chunks. The
 problem: a turn with thousands of journal entries is checkpointed hundreds of times, and its journal only grows. So completed entries are
 *sealed* in runs, beginning with the oldest entries. Each run becomes a chunk, which is written once and then named by all later
-checkpoints, like an unchanged chunk of a state. So code that stores, copies, checks or deletes chunks does not treat journals differently.
-The remaining entries, which are too few for a run, are stored in the turn itself.
+checkpoints, like an unchanged chunk of a state. So code that stores, copies, checks or deletes chunks needs no special treatment of
+journals. The remaining entries, which are too few for a run, are stored in the turn itself.
 
 Invariant: where a run ends depends only on the entries. So a restored journal is divided into the same runs again, and their chunks are
-already in the store. If another release divided it differently, the entries would only be stored once more.
+already in the store. If another release divided the journal differently, the entries would only be stored once more.
 """
 
 import contextlib
@@ -142,8 +142,8 @@ def _candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield a pair (end, hash) for each candidate, if the whole window before it lies in the data. The byte-by-byte version defines which
-    candidates are correct."""
+    """Yield a pair (end, hash) for each candidate whose whole window lies in the data. The byte-by-byte version defines which candidates
+    are correct."""
     table = gear_table()
     value = 0
     for end, byte in enumerate(view, 1):
@@ -438,8 +438,8 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """Return a copy of the image with the sealed runs as its last part. Chunking does not change the position of this part. If `sealed` is
-    None, return the image itself."""
+    """Return a copy of the image with the sealed runs as its last part. Chunking keeps this part in the last position. If `sealed` is None,
+    return the image itself."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]

@@ -14,9 +14,9 @@ the same way. An `int` may be stored where a `float` is declared, if no digits a
 declared. Whichever number was stored, the restored value has the declared type. `cached_property` values are not saved, because they are
 computed again.
 
-Nodes are compiled once per declared type. To be fast, the traversal checks the classes of all items or fields at once in C, and inspects
-individual values only if a rule requires it. The traversal runs before the encoded bytes are used, and on the thread that encodes the
-state. For a `History`, only those records are checked that no capture has encoded yet.
+Nodes are compiled once per declared type. The traversal is fast because it checks the classes of all items or fields at once in C, and
+inspects individual values only if a rule requires it. The traversal runs before the encoded bytes are used, and on the thread that encodes
+the state. For a `History`, only those records are checked that no capture has encoded yet.
 """
 
 import collections.abc
@@ -174,7 +174,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule for a TypedDict. Undeclared keys are refused, because they would not be restored."""
+    """Rule for a TypedDict. Undeclared keys of a TypedDict are refused, because they would not be restored."""
 
     advice = "keep only the keys that it declares"
 
@@ -321,7 +321,8 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """Rule for `Annotated[…, Meta(…)]`. Values are refused if they could be saved but not decoded."""
+    """Rule for `Annotated[…, Meta(…)]`. Values are refused if they could be saved but would violate the constraints when they are
+    decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -344,7 +345,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule for a History. Only records that no capture has encoded yet are checked."""
+    """Rule for a History. Only those records of a history are checked that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -417,7 +418,7 @@ _SAME = 0  # Extension that refers to an object of the value by its index.
 
 
 def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
-    """Return whether a value that is encoded and decoded has the same encoding as before. Arrays are not copied."""
+    """Return whether a value has the same encoding after it was encoded and decoded. Arrays are not copied."""
     lent: dict[int, int] = {}  # Map from the id of an object to its number.
     objects: list[Any] = []
 
@@ -738,7 +739,7 @@ def survives_round_trip(value: object, declared: Any) -> bool:
 
 
 def difference(value: object, declared: Any, name: str) -> str:
-    """Describe the first member of `value` that would be restored differently. Return "" if there is none.
+    """Describe the first member of `value` that would be restored differently. Return "" if all members would be restored as they are.
 
     The description contains the member's path, its declared type and its actual value.
     """

@@ -1,14 +1,14 @@
 """Restores a state from a checkpoint, given the skeleton, the parts, and the parts' bytes.
 
 Restored arrays and tensors are views of the buffers that the store has read and verified, which saves a second copy of large states. So
-from then on, each buffer belongs to one object, and no other code may write to it.
+after the restore, each buffer belongs to one object, and no other code may write to it.
 
 All parts are self-describing except histories, whose records can be decoded only with their declared type. When decoding an extension,
 msgspec reports the declared type only after the extension, and for a field declared as `Any` it reports no type. So an extension is first
 decoded as a placeholder, which is replaced by the object as soon as the declared type is known. If a placeholder remains at the end, it is
-in a field declared as `Any`. In that case, the skeleton is decoded again, and the records of those histories become dicts and lists. If a
-pickle remains as a placeholder, it is refused. A pickle is loaded only if it is declared as `Pickled[…]`, so nobody can inject a pickle
-into another field by tampering with the store.
+in a field declared as `Any`. If a history's placeholder remains, the skeleton is decoded again, and the history's records become dicts and
+lists. If a pickle remains as a placeholder, it is refused. A pickle is loaded only if it is declared as `Pickled[…]`, so nobody can inject
+a pickle into another field by tampering with the store.
 
 If a state has no parts, a cached decoder decodes it in one step.
 
@@ -132,7 +132,7 @@ def decode_state(
         skeleton: the skeleton of an image, or a state that was written by an earlier release.
         parts: the checkpoint's parts, in order.
         contents: the verified bytes of each part, as one buffer per part. If a buffer is writable, the restored array or tensor uses it
-            without a copy. If a buffer is read-only, it is copied.
+            without a copy. If the buffer of an array or tensor is read-only, it is copied.
         allow_pickle: whether the agent class allows pickles to be loaded.
 
     Raises:
@@ -171,7 +171,7 @@ class _PicklePlaceholder:
 
 
 class _Session:
-    """State of the decoding of one record.
+    """State of the decoder while it decodes one record.
 
     Attributes:
         tokens: for the parts that track changes, map from token to chunk.
@@ -319,8 +319,8 @@ def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> N
 
 
 def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
-    """Return the table of the chunks of all parts. For copied arrays, the chunks have no token and no hash yet, so later captures compare
-    digests."""
+    """Return the table of the chunks of all parts. For copied arrays, the chunks have neither a token nor a hash yet, so later captures
+    compare digests."""
     table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
     for index, part in enumerate(parts):
         chunks = part.chunks()

@@ -1,4 +1,4 @@
-"""Captures the image of a state between two turns. The agent pauses only during this capture.
+"""Captures the image of a state between two turns. The agent pauses only for this capture.
 
 The problem: a state may be gigabytes in size, and the agent must not continue until its state has been read. So only values that may change
 after the capture are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread then does all slower work (hashing,
@@ -13,7 +13,7 @@ Where a value is stored depends on its type and size:
 - All other values are stored in the skeleton.
 
 Copies of small arrays share slabs, so that a state of a thousand arrays needs only tens of buffers. Each larger array is copied into its
-own buffer. The buffer has the same size at the next capture, so it can be used again.
+own buffer. A buffer has the same size at the next capture, so it can be used again.
 
 Invariants:
 
@@ -23,7 +23,7 @@ Invariants:
 
 The caller must call `encode` between two turns, on the event loop, and must call `image.release()` when the parts are no longer read.
 
-**Unsupported values** are found by two functions that traverse the objects of a state. Neither runs in a regular pause:
+**Unsupported values** are found by two functions that traverse the objects of a state. Neither of these functions runs in a regular pause:
 
 - `check` runs once for each agent, at its first capture. `check` finds values that would be saved without an error but restored differently
   (G3). Such values are mutable objects that can be reached on two paths (each path would lead to its own object after a restore), and
@@ -140,8 +140,8 @@ _KEY = "key"
 
 
 class _Node(msgspec.Struct, gc=False):
-    """An object, with one path on which it can be reached. Each node refers to the previous node, so the steps lead back to the state. All
-    nodes are freed at the same time, so they need no garbage collection."""
+    """An object, with one path on which it can be reached. Each node refers to the previous node on the path, so the path leads back to the
+    state. All nodes are freed at the same time, so they need no garbage collection."""
 
     value: Any
     parent: "_Node | None"
@@ -161,7 +161,7 @@ class _Node(msgspec.Struct, gc=False):
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
-        """Return whether `value` is on the path itself."""
+        """Return whether `value` is one of the objects on the path."""
         node = self.parent
         for _ in range(DEPTH_MAX):
             if node is None:
@@ -201,9 +201,9 @@ class _Walk:
     """Traversal of a state, which `check` performs.
 
     Attributes:
-        first: for each mutable object, the first path on which it was reached, by the object's id. The dict keeps the objects alive, so
-            that ids are not reused.
-        waiting: nodes that must still be visited. The last node is visited next.
+        first: for each mutable object, the first path on which it was reached, by the object's id. The dict `first` keeps the objects
+            alive, so that ids are not reused.
+        waiting: nodes that must still be visited. The last node in the list is visited next.
         seen: number of containers and mutable objects that were visited.
     """
 
@@ -471,7 +471,8 @@ class _Attempt:
 
 
 def _unsavable_description(value: object) -> str:
-    """Describe an object that is valid only in its own process, in the user's terms. Return "" for all other objects."""
+    """Describe an object that is valid only in its own process, in the user's terms. Return "" for all objects that are valid in other
+    processes."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -542,7 +543,7 @@ class StateEncoder:
 
         Raises:
             EncodingError: If a value cannot be saved. The error message names the value's path.
-            ArenaBusyError: If earlier images have not been written yet. The capture can be repeated later. Try again later.
+            ArenaBusyError: If earlier images have not been written yet. The capture can be repeated after that. Try again later.
             StoreError: If the machine is out of memory.
         """
         self._check(state)

@@ -13,17 +13,17 @@ The rules, and how the module implements them:
 
 1. `GRPC_ENABLE_FORK_SUPPORT=0` must be set before gRPC is imported, because otherwise forked children crash. `fork_unsafe_reason` detects a
    violation. In a process that has not imported gRPC yet, `prepare` sets the variable.
-2. The child immediately closes all file descriptors except its own. Otherwise, if the host were killed, it would look alive to its peers
-   until the child ends.
+2. The child immediately closes all file descriptors except its own. If the child kept them open, a host that was killed would look alive to
+   its peers until the child ends.
 3. The child is killed when its parent dies (`PR_SET_PDEATHSIG`). More precisely, the child is killed when the thread that forked it ends,
    so a long-lived thread must fork.
 4. The child blocks all signals except SIGKILL, because it must not run the parent's signal handlers.
-5. The parent waits for the child up to a time limit, kills it after that, and reaps only this child. So no zombie remains. If a capture is
-   dropped without a call of `result`, its child is killed.
+5. The parent waits for the child up to a time limit, then kills it, and reaps only this child. So no zombie remains. If a capture is
+   discarded before `result` is called, its child is killed.
 6. At most `FORKS_MAX` children exist at the same time, because each child may cost as much memory as the parent writes while the child
    runs.
 
-Each agent must opt in to forking. Coordinators never use it, and it works only on Linux. Garbage collection is disabled in the child,
+Each agent must opt in to forking. Coordinators never fork, and forking works only on Linux. Garbage collection is disabled in the child,
 because it would write to the header of every object and so copy every page.
 
 This module implements G11 for the transfer from the child to the parent: the digest detects any changed byte.
@@ -122,7 +122,7 @@ _state = _State()
 
 
 def prepare() -> None:
-    """Make it safe to fork in this process. Call this function before gRPC is imported. A second call has no effect."""
+    """Prepare this process so that it can fork safely. Call this function before gRPC is imported. A second call has no effect."""
     if "grpc" not in sys.modules or _state.is_prepared:
         os.environ[_FORK_VARIABLE] = "0"
         _state.is_prepared = True
@@ -161,7 +161,7 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
     Args:
         encode: function that returns the encoded state as contiguous bytes. The function runs in the child, where the other threads do not
             exist, so it must not take a lock that another thread may have held.
-        timeout_s: time limit in seconds. When it is reached, the child is killed.
+        timeout_s: time limit in seconds. When the time limit is reached, the child is killed.
 
     Raises:
         UsageError: If gRPC was imported in a way that makes children crash, or if `timeout_s` is invalid.
@@ -358,7 +358,7 @@ def _reap_killed_children() -> None:
 
 
 def _is_over(child: _Child, deadline: float) -> bool:
-    """Wait until the child has ended. Return False if it has not ended when `deadline` is reached."""
+    """Wait until the child has ended or `deadline` is reached. Return whether the child has ended."""
     poll = select.poll()
     poll.register(child.handle, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
@@ -386,7 +386,7 @@ def _kill(child: _Child) -> None:
 
 
 def _end(child: _Child) -> None:
-    """Kill and reap the child if it still exists. Do nothing if this process is not its parent."""
+    """Kill and reap the child if it still exists. Do nothing if this process is not the child's parent."""
     if child.parent != os.getpid():
         return
     with _state.lock:

@@ -1,11 +1,11 @@
-"""`History`: a list of frozen records. The cost of its capture depends on the changes, not on the length of the list.
+"""`History`: a list of frozen records. The cost of capturing a history depends on the changes, not on the length of the list.
 
 The problem: an agent has a chat history of ten thousand messages and receives ten more messages between two checkpoints. Encoding all
 messages again would pause the agent for 5 to 10 ms and store another 11 MB.
 
 So the list keeps a *log* of all operations since the last capture: append, replace, delete and insert. A capture encodes only the log,
 which becomes a new *segment*. The list is reproduced by applying all segments in order (`history_operations.py`). Small segments are
-merged. As a result, the rest of the list is not rewritten when old records are edited or dropped.
+merged. As a result of merging, the rest of the list is not rewritten when old records are edited or dropped.
 
 The bytes of overwritten or deleted records remain in old segments as *dead bytes*. When more than half of all bytes are dead, the next
 capture rewrites the whole list. A rewrite costs at most twice the dead bytes, so rewrites multiply the cost of each edit by at most a
@@ -34,13 +34,13 @@ merged:
 - If the open segments together exceed M, the first of them are merged into a full segment.
 - If a full segment is added, the open segments before it are merged into one segment.
 
-Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, and three for small
-captures. Invariants: (1) the concatenated contents always encode the same list. (2) The open segments together have at most M bytes, and
-there are never more than `OPEN_SEGMENTS_MAX` of them. (3) Of any two neighbours among all other segments, at least one is full. So there
-are at most 4 · total / M + 1 other segments, and about total / M if all segments were appended in order.
+Each byte is written once, and once more each time its segment is merged into a higher tier. This happens two times for captures of 11 KB,
+and three times for small captures. Invariants: (1) the concatenated contents always encode the same list. (2) The open segments together
+have at most M bytes, and there are never more than `OPEN_SEGMENTS_MAX` of them. (3) Of any two neighbours among all other segments, at
+least one is full. So there are at most 4 · total / M + 1 other segments, and about total / M if all segments were appended in order.
 
 Bytes stay in memory only as long as they may be needed. Open segments need their bytes for merging, and full segments need them until a
-base contains the segment. In the base's table, a segment is identified by its token, and a merged segment gets a new token.
+base contains the segment. The base's table identifies a segment by its token, and a merged segment gets a new token.
 
 **Frozen records.** A history encodes each record only once. If a record contained a list that was changed later, checkpoints would silently
 keep the old contents. So mutable records are refused when they are added.
@@ -464,12 +464,12 @@ class History(MutableSequence[T], Generic[T]):
             self._change(place, place + 1, [])
 
     def clear(self) -> None:
-        """Remove all records. The stored segments are not needed any more."""
+        """Remove all records. The stored segments of the history are not needed any more."""
         self._records.clear()
         self._schedule_rewrite()
 
     def reverse(self) -> None:
-        """Reverse the order of the records. After this, the next capture rewrites the list."""
+        """Reverse the order of the records. After a reversal, the next capture rewrites the list."""
         self._records.reverse()
         self._schedule_rewrite()
 
@@ -493,8 +493,8 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
-        """Log appended records. Successive appends are combined into one operation, which begins at the length that the list had before
-        them."""
+        """Log appended records. Successive appends are combined into one operation, whose index is the length of the list before the first
+        append."""
         assert self._log is not None
         self._logged += len(records)
         last = self._log[-1] if self._log else None
@@ -522,7 +522,7 @@ class History(MutableSequence[T], Generic[T]):
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
-        """Log a change. Log as many records as possible as replaced, and the rest as deleted or inserted."""
+        """Log a change. Log as many of the records as possible as replaced, and the rest as deleted or inserted."""
         assert self._log is not None
         replaced = min(deleted, len(records))
         if replaced:
@@ -573,7 +573,7 @@ class History(MutableSequence[T], Generic[T]):
         self._dead_bytes = 0
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
-        """Return the part. Drop the bytes of full segments that are in a base."""
+        """Return the part. Drop the bytes of full segments if the segments are in a base."""
         chunks, first_open = [], first_open_index(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
@@ -632,7 +632,7 @@ class History(MutableSequence[T], Generic[T]):
     # Undo.
 
     def mark(self) -> HistoryMark:
-        """Return a mark, to which `rollback` can return. The list is copied, which takes 20 µs for 10 000 records. The records themselves
+        """Return a mark that can be passed to `rollback`. The list is copied, which takes 20 µs for 10 000 records. The records themselves
         are not copied."""
         log = (
             None
@@ -650,7 +650,7 @@ class History(MutableSequence[T], Generic[T]):
 
 def _estimate_bytes(records: list[Any]) -> int:
     """Return the approximate size of these records when encoded. The size is exact if there are only a few records. Records that cannot be
-    encoded were never stored, so for them the result is 0."""
+    encoded were never stored, so their size is 0."""
     step = max(1, len(records) // MEASURED_RECORDS_MAX)
     sample = records[::step][:MEASURED_RECORDS_MAX]
     try:

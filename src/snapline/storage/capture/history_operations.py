@@ -54,7 +54,7 @@ class HistoryOperation(msgspec.Struct):
         code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
         index: index of the first record that the operation affects.
         count: number of records to delete. The count is 0 for all other operations.
-        records: the records to append, to insert or to put in place of others.
+        records: the records to append, to insert, or to replace other records with.
     """
 
     code: int
@@ -134,7 +134,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
 
 
 def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
-    """If an operation has many records, split it into several operations that have the same effect together."""
+    """If an operation has many records, split it into several operations that together have the same effect."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)
         return
@@ -218,7 +218,7 @@ class Replay:
         return index, index + deleted
 
     def _put(self, start: int, stop: int | None, body: memoryview) -> None:
-        """Replace the records from `start` to `stop` by the records in `body`. If `stop` is None, replace as many records as `body`
+        """Replace the records from `start` to `stop` with the records in `body`. If `stop` is None, replace as many records as `body`
         contains."""
         records = self._decode(body)
         end = start + len(records) if stop is None else stop
@@ -262,7 +262,7 @@ def _record_decoder(record_type: Any) -> Decode:
 
 
 def _frozen(value: Any) -> Any:
-    """Convert lists to tuples. If the type is not declared, msgspec decodes arrays as lists, which records must not contain."""
+    """Convert lists to tuples. Without a declared type, msgspec decodes arrays as lists, which records must not contain."""
     if isinstance(value, list):
         return tuple([_frozen(item) for item in value])
     return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value

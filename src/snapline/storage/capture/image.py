@@ -11,9 +11,9 @@ If it is not known whether a chunk has changed (as in an array that was copied w
 1. Between two turns, on the event loop, the encoder makes a `StateImage` from the state and the base. The agent pauses for this step, which
    takes at most as long as one copy at memory speed.
 2. In a worker thread, `chunking` makes `StatePart`s for the checkpoint, the new chunks and a `ChunkTable` from the image and the base.
-3. When the epoch is complete, its table becomes the next base.
+3. When the epoch is complete, the epoch's table becomes the next base.
 
-Each image is used by one worker once. The worker then releases the image, so that its buffers return to the arena.
+Each image is used once, by one worker. The worker then releases the image, so that its buffers return to the arena.
 
 **Tokens.** All parts of an agent's image share one table, which maps tokens to chunks. So the tokens for all kinds of parts must be drawn
 by this module. If there were two counters, two contents could have the same token, and a checkpoint would silently contain wrong bytes.
@@ -35,8 +35,8 @@ Invariants:
    effect.
 2. The total size of all buffers, in use or idle, is at most `bytes_max`.
 3. The total size of all buffers is at most twice the recent peak of bytes in use, because one set of buffers is written to the store while
-   the next set is filled. For each buffer taken, the peak decays by a thirty-second of the buffer's size. So a buffer is freed only if
-   about sixteen times its size has been copied without using it. Compared with these copies, mapping the buffer again is cheap.
+   the next set is filled. For each buffer taken, the peak decays by a thirty-second of the buffer's size. So a buffer is freed only after
+   about sixteen times its size has been copied to other buffers. Compared with these copies, mapping the buffer again is cheap.
 
 The caller must not write to a buffer after its image has left the event loop, and must release the buffer when it is no longer read.
 `take`, `release` and `reserve` may be called from any thread.
@@ -98,7 +98,7 @@ class Authors(msgspec.Struct):
 
     Attributes:
         handlers: names of the handlers, in the order of their first turn.
-        is_refused: whether the image was unusable. If so, the next image also names these handlers.
+        is_refused: whether the image was unusable. If the image was unusable, the next image also names these handlers.
     """
 
     handlers: dict[str, None] = {}
@@ -109,9 +109,9 @@ class StateImage(msgspec.Struct):
     """Image of one agent's state between two turns.
 
     Attributes:
-        skeleton: MessagePack record. Each extension `PART_EXTENSION` in it refers to a part.
+        skeleton: MessagePack record. Each extension `PART_EXTENSION` in the skeleton refers to a part.
         on_release: callbacks that return the image's buffers. Each callback is called once, after the parts have been written or discarded.
-        pending: function that returns the skeleton, or None unless another process is still encoding the skeleton. See `resolve`.
+        pending: function that waits for the skeleton and returns it, or None if no other process is encoding the skeleton. See `resolve`.
         authors: handlers to name in an error message if the image is unusable.
     """
 
@@ -195,8 +195,8 @@ class ArenaBusyError(StoreError):
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer to use for `size_bytes` bytes, in bytes. The buffer size is a multiple of the page size. Except for
-    very small sizes, the result is at most an eighth larger than `size_bytes`."""
+    """Return the size in bytes of the buffer to use for `size_bytes` bytes. The buffer size is a multiple of the page size. Except for very
+    small sizes, the result is at most an eighth larger than `size_bytes`."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
@@ -315,8 +315,8 @@ class ArenaPool:
         return self._bytes_max
 
     def _find(self, size: int) -> _Block | None:
-        """Remove the smallest idle block that is large enough from the pool, and return it. Return None if there is none. Invariant 2
-        guarantees that the block is within the limit."""
+        """Remove the smallest idle block that is large enough from the pool, and return it. Return None if no idle block is large enough.
+        Invariant 2 guarantees that the block is within the limit."""
         fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
         if not fitting:
             return None

@@ -8,7 +8,7 @@
     history         {"records", "bytes", "first", "last"}, or a list for an inline history
     blob            the blob's bytes, or {"bytes"} for a large blob.
 
-The bytes of parts are read only on request. Otherwise, only the size of a part is shown, as `bytes`.
+The bytes of parts are read only on request. Unless the bytes of a part are requested, only the part's size is shown, as `bytes`.
 
 **JSON** is also created without NumPy. Records become objects, histories and arrays become lists (nested by dimension), bytes become base64
 text, and keys that are not text are converted to text. NaN and infinities become null, because JSON does not have them. For pickles, random
@@ -82,7 +82,7 @@ CHARACTER_BYTES = 4
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Decoder for single values of one type, with the size of one encoded value."""
+    """Decoder for single values of one type, and the size of an encoded value."""
 
     size_bytes: int
     decode: Callable[[bytes], object]
@@ -247,7 +247,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Converts values to JSON. To enforce the size limit, the bytes of each value are counted before they are read."""
+    """Converts values to JSON. To enforce the size limit, the bytes of each value are counted before the value is read."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max

@@ -1,8 +1,8 @@
 """Saved states as trees of plain values, which can be read without the classes of the saved objects. A value is read only when it is used.
 
-Dicts, lists and scalars are decoded directly. Values that MessagePack does not support are represented by objects of the classes below.
+Dicts, lists and scalars are decoded directly. Values that MessagePack does not support are represented by objects of this module's classes.
 Each of these objects knows its size and its chunks, and reads its bytes on request. So two states with gigabytes of arrays can be compared
-by comparing the digests of their chunks. This module needs neither NumPy nor torch, loads no pickles, and creates no random generators.
+by the digests of their chunks. This module needs neither NumPy nor torch, loads no pickles, and creates no random generators.
 
 `saved_value_formats.py` converts such a tree to readable text, to JSON, or to the values themselves.
 
@@ -134,7 +134,8 @@ class Content:
 
     @property
     def identity(self) -> bytes:
-        """Return a value that is equal for two contents if they consist of equal chunks. The bytes of parts are not read."""
+        """Return a value that identifies the content: it is equal for two contents that consist of equal chunks. The bytes of parts are not
+        read."""
         return self.part.digests if self.part is not None else digest_of(self._data or b"")
 
     def whole(self) -> memoryview:

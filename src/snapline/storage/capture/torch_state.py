@@ -9,8 +9,8 @@ The solution: a `TorchState` refers to the live objects and copies nothing. At a
 state dictionaries of the live objects. Tensors in the result become parts of the image, like any other tensors. A decoded `TorchState` is
 not live: it contains the saved data until the agent has rebuilt the model and the optimizer and has called `load_into`.
 
-- A *live* state was created by `of(model, optimizer)`, or its method `load_into` has been called. The `record()` of a live state reads the
-  live objects.
+- A *live* state was created by `of(model, optimizer)`, or `load_into` has been called on it. The `record()` of a live state reads the live
+  objects.
 - A *held* state was decoded from a checkpoint. The `record()` of a held state returns the saved data, so the state may be captured again
   immediately.
 
@@ -19,8 +19,8 @@ Invariants:
 1. A record shows the state at the time of the capture, which is between two turns (G1).
 2. The parts have the same positions at each capture, so that untrained layers are not stored again: first the model, then the optimizer,
    then everything else. In the optimizer, new entries come after the existing parameters.
-3. `load_into` checks everything that can be checked before it changes anything. After that, the model, the optimizer and the random numbers
-   are bit for bit as captured (G3), even if `Optimizer.load_state_dict` would round moments to the data type of the weights.
+3. `load_into` checks everything that can be checked before it changes anything. After `load_into`, the model, the optimizer and the random
+   numbers are bit for bit as captured (G3), even if `Optimizer.load_state_dict` would round moments to the data type of the weights.
 4. Tied weights are stored only once, and they must also be tied in the model into which they are loaded.
 
 Some things are not saved, because `state_dict()` does not contain them: gradients, `requires_grad`, the train or eval mode, non-persistent
@@ -243,7 +243,7 @@ class _Saved(msgspec.Struct):
 
 @typing.final
 class TorchState:
-    """A model in training. Declare the field of the state as `TorchState`.
+    """A model in training. Declare the state's field for a model in training as `TorchState`.
 
     Create it with `of`. In a restored agent, the object is not live until you have built the model and called `load_into`.
     """
@@ -275,8 +275,8 @@ class TorchState:
             model: a `torch.nn.Module`.
             optimizer: a `torch.optim.Optimizer` for the model's parameters.
             rng: whether to save the state of torch's CPU random generator, which the whole process shares.
-            seed: seed of a random stream that belongs to this agent only. Use it if several agents share a process. See `randomness`. If a
-                seed is given, `rng` has no effect.
+            seed: seed of a random stream that belongs to this agent only. Use a seed if several agents share a process. See `randomness`.
+                If a seed is given, `rng` has no effect.
             extra: map from names to additional plain data, or to objects that have `state_dict()` and `load_state_dict()`, such as a
                 scheduler.
 
@@ -326,8 +326,8 @@ class TorchState:
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dictionary of the live model, or the saved state dictionary if there is no live model. With it, a checkpoint can
-        be inspected without a model. The caller must not change the dictionary."""
+        """Return the state dictionary of the live model, or the saved state dictionary if there is no live model. The saved dictionary
+        allows a checkpoint to be inspected without a model. The caller must not change the dictionary."""
         return dict(self._saved.model if self._saved is not None else self.model.state_dict())
 
     # ---- random numbers ------------------------------------------------------------------------------------------------
@@ -376,8 +376,8 @@ class TorchState:
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """Return all tensors of the record, with tied tensors only once. The tensors are needed to find other values in the state that
-        share their memory.
+        """Return all tensors of the record, with tied tensors only once. The tensors are needed to find other values in the state that use
+        the same memory.
 
         If a value cannot be saved, the list ends before it, and encoding the state will raise an error.
         """
@@ -441,8 +441,8 @@ class TorchState:
         Args:
             model: a model on any device, with the same names, shapes, dtypes and tied weights.
             optimizer: an optimizer with the same parameter groups, or None if no optimizer was saved.
-            extra: a new object for each name whose `state_dict()` was saved. Plain data is available in the property `extra` and is not
-                passed here.
+            extra: a new object for each name whose `state_dict()` was saved. Plain data is not passed here, because it is available in the
+                property `extra`.
 
         Raises:
             UsageError: If the objects do not match the saved data, or if this object is already live. If the error is raised, nothing has
@@ -488,8 +488,8 @@ def _has_state(value: object) -> bool:
 
 
 def _plain_metadata(state_dict: Any) -> Any:
-    """Return the version numbers of the model's modules, or None if there are none. The modules' classes need them to read older state
-    dictionaries."""
+    """Return the version numbers of the model's modules, or None if there are none. The classes of the modules need these numbers to read
+    older state dictionaries."""
     versions = getattr(state_dict, "_metadata", None)
     return None if versions is None else dict(versions)
 

@@ -1,38 +1,39 @@
-"""Arrays whose capture cost depends only on the changes. Either the kernel reports writes to their memory, or the user marks the changes.
+"""Arrays whose capture cost depends only on the changes. Either the kernel reports writes to an array's memory, or the user marks the
+changes.
 
 - `tracked_array`: the kernel reports writes to the array's memory, which this package has mapped (`write_tracking.py`). The memory is
-  registered at the first capture. Without support by the kernel, and below a minimum size, the result is an ordinary array, which captures
-  copy whole.
+  registered at the first capture. Without kernel support, and below a minimum size, the result is an ordinary array, which captures copy
+  whole.
 - `mark_dirty(array, rows)`: the user reports writes to any array. With the first mark, the user promises to mark all later writes, too.
   `checking(True)` compares all bytes and so finds writes that were not marked.
 
 If an array was tracked when it was captured (`is_tracked`), a restore reads it into memory from `allocate`, and `retrack` tracks it again.
-If `assume_stored` is called after that, even the first capture copies only changes. Marks are lost when the process ends: after a restore,
-the first capture copies the whole array, and marking starts again.
+If `assume_stored` is called after `retrack`, even the first capture copies only changes. Marks are lost when the process ends: after a
+restore, the first capture copies the whole array, and marking starts again.
 
 **Trackers** find the changes to an array, either through the kernel or through the user's marks. The bytes of an array are cut into chunks
 of a fixed size. A tracker assigns a *token* to each chunk, and a new token to each chunk that has changed since the previous capture. A
 token identifies one content and is never reused. So the same rule holds for any base: if a chunk's token is in the base's table, the base
 has the same content, and the chunk is returned without bytes. All other chunks are copied. After an aborted epoch, no cleanup is necessary:
-its tokens are not in the next base, so the chunks with these tokens are copied again. In this way, each capture contains all changes since
-the base.
+the epoch's tokens are not in the next base, so the chunks with these tokens are copied again. In this way, the changes since the base
+accumulate over all captures.
 
 Invariants:
 
 1. A changed chunk gets its new token before any other step of the capture can fail (for example because the arena is full), so that no
    change is ever forgotten.
 2. Returned chunks were copied after the kernel's report, so a concurrent write is contained in the copy, in the next report, or in both.
-3. A tracker belongs to a range of memory rather than to an array object. Marks made through any view reach it, and every array that covers
-   exactly this memory in C order uses it. All other arrays have no tracker and are copied whole.
+3. A tracker belongs to a range of memory rather than to an array object. Marks made through any view reach the tracker, and every array
+   that covers exactly this memory in C order uses it. All other arrays have no tracker and are copied whole.
 4. A forked child process has no trackers.
 5. A tracker without information reports every chunk as changed.
 
 Call trackers between two turns, on the thread that runs the agent's turns. Two threads must not call trackers of the same array at the same
 time.
 
-**Memory ranges** of an array, a row or a run of chunks are computed by pure arithmetic. NumPy is imported only when these functions are
-called. Ranges are half open, `(start, end)`, in bytes. The *root* of an array is the array that owns its memory. All views of the same
-memory have the same root.
+**Memory ranges** of an array, a row or a run of chunks are computed by pure arithmetic. NumPy is imported only when these functions for
+memory ranges are called. Ranges are half open, `(start, end)`, in bytes. The *root* of an array is the array that owns its memory. All
+views of the same memory have the same root.
 """
 
 import logging
@@ -200,7 +201,7 @@ class Pool(Protocol):
 
 
 class Settings:
-    """Settings of this process. If `is_checking` is set, marked arrays are compared completely at each capture."""
+    """Settings of this process. If `is_checking` is set, arrays with marks are compared completely at each capture."""
 
     is_checking = False
 
@@ -213,7 +214,7 @@ class Tracker(ABC):
     """Finds which chunks in one range of memory have changed.
 
     Attributes:
-        root: weak reference to the array that owns the memory. Every view of this array keeps it alive.
+        root: weak reference to the array that owns the memory. Every view of the array keeps this array alive.
         address, size_bytes: address and size of the memory when the tracker was registered.
         name: description of the array for error messages and logs.
         chunk_bytes: chunk size at the last capture, or 0 before the first capture.
@@ -289,8 +290,8 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start to track changes. This method is called after all chunks have got tokens. The method is called again if the chunk size
-        changes."""
+        """Start to track changes. This method is called after all chunks have been given tokens. The method is called again if the chunk
+        size changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
@@ -388,7 +389,8 @@ class KernelTracker(Tracker):
             return None
 
     def _count_busy_capture(self, written_bytes: int) -> None:
-        """Count consecutive captures before which more than half of the bytes were written. If there are too many, stop tracking."""
+        """Count consecutive captures before which more than half of the bytes were written. If there have been too many such captures, stop
+        tracking."""
         self.busy = self.busy + 1 if written_bytes * 2 > self.size_bytes else 0
         if self.busy >= BUSY_CAPTURES_MAX:
             self._switch_off(f"more than half of it was written before each of {BUSY_CAPTURES_MAX} captures")
@@ -491,7 +493,8 @@ TRACKED_BYTES_MIN = 1024 * 1024
 
 
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
-    """Return a zero-filled array. A capture copies only the array's pages that were written since the last complete capture.
+    """Return a zero-filled array. When the array is captured, only those pages are copied that were written since the last complete
+    capture.
 
     The array is an ordinary writable `numpy.ndarray` in C order. The array needs no marks, so `mark_dirty` has no effect on it. The state
     must contain the whole array, not just a view of a part. After each capture, the first write to each page of 4 KiB takes about 1 to 2 µs
@@ -557,8 +560,8 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
 def assume_stored(
     array: "Array", references: Sequence[ChunkReference], *, chunk_bytes: int
 ) -> dict[int, ChunkReference]:
-    """Begin to track `array` now. Return a map from the tokens of the array's chunks to the chunks. The map must be part of the base table
-    of the next capture.
+    """Begin to track `array` from now on. Return a map from the tokens of the array's chunks to the chunks. The map must be part of the
+    base table of the next capture.
 
     If this function is called before anything is written to a restored array, the first capture copies only chunks that are written after
     the call.
@@ -569,8 +572,8 @@ def assume_stored(
         chunk_bytes: size of these chunks in bytes.
 
     Returns:
-        An empty dict if the array is not tracked or was cut into chunks of another size. If so, the array's first capture copies the whole
-        array.
+        An empty dict if the array is not tracked or was cut into chunks of another size. In that case, the array's first capture copies the
+        whole array.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -590,7 +593,8 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked. If so, a restore must call `retrack`.
+    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked. If the array is still tracked, a restore must
+    call `retrack`.
 
     The result is True even if this machine cannot track writes, because the machine that restores the array may be able to track them.
     """
@@ -602,10 +606,10 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
     """Mark rows of an array as changed, so that later captures copy only marked rows.
 
     The first mark is a promise to mark all later writes to the array. After the next capture, a write without a mark is not captured, and
-    is lost in a recovery. So mark every write before the end of the turn. In tests, use `checking(True)` to find missing marks. Marking
-    more rows than have changed is harmless. If the state's array is replaced by a new array object, the promise does not hold for the new
-    array until its first mark. Marks work only for whole arrays in C order. Marks made through views of such an array count, too. Arrays
-    from `tracked_array` need no marks and ignore marks.
+    is lost in a recovery. So every write must be marked before the end of the turn. In tests, use `checking(True)` to find missing marks.
+    Marking more rows than have changed is harmless. If the state's array is replaced by a new array object, the promise does not hold for
+    the new array until its first mark. Marks work only for whole arrays in C order. Marks made through views of such an array count, too.
+    Arrays from `tracked_array` need no marks and ignore marks.
 
     Args:
         array: an array in the state, or a view of one.
@@ -637,8 +641,8 @@ def checking(is_on: bool) -> None:
 
 
 def _marked_by(array: "Array") -> list[Tracker]:
-    """Return the trackers that cover the memory of `array`. If there are none but a tracker would be useful, create one, which is returned
-    by the next call."""
+    """Return the trackers that cover the memory of `array`. If there are no trackers but one would be useful, create a tracker, which the
+    next call returns."""
     root = root_of(array)
     tracker = trackers.get(id(root))
     if tracker is not None and tracker.process == os.getpid() and tracker.covers(root):

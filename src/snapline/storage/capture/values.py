@@ -26,8 +26,8 @@ chunks, because the positions of cuts depend on the content.
 Cutting a blob into chunks takes 2 to 3 ns per byte, which would make the pause too long. So the first capture passes on the whole blob with
 one token, which is the first of a block of tokens that belong to this blob. The worker (`chunking.py`) cuts the blob, and assigns the
 tokens `token`, `token + 1`, … to the chunks in its table. When this table becomes the base, the blob finds its chunks in the base by these
-tokens. So the two threads share no data, and the blob itself stores only one number. If the epoch fails, the next worker cuts the blob once
-more.
+tokens. So the two threads share no data, and the blob itself stores only its first token. If the epoch fails, the next worker cuts the blob
+once more.
 
 **Random generators** are instances of `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers that the
 failed agent would have drawn (G3). So the complete state of a generator is saved: the bits, the value that `gauss` has prepared for its
@@ -352,7 +352,8 @@ def _encode_rare(value: Any) -> object:
 
 
 def encode_pickling(value: object) -> object:
-    """Encode `value` like `encode_value`. In addition, encode pickles, for the states of agents that allow pickles."""
+    """Encode `value` like `encode_value`. In addition to the values that `encode_value` supports, encode pickles, for the states of agents
+    that allow pickles."""
     if type(value) is Pickled:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + pickled_bytes(value))
     return encode_value(value)
@@ -379,7 +380,7 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 def check_array(array: Any) -> None:
-    """Raise an error if an array would be restored differently. Only its bytes and the short name of its dtype are saved.
+    """Raise an error if an array would be restored differently. For an array, only its bytes and the short name of its dtype are saved.
 
     Raises:
         NotImplementedError: If the array would be restored differently. The message describes the problem.
@@ -428,7 +429,7 @@ class ArrayHead(NamedTuple):
     """Description of an array or tensor, which is stored before its bytes.
 
     Attributes:
-        is_tracked: whether the array was in write-tracked memory. If so, it is tracked again after a restore.
+        is_tracked: whether the array was in write-tracked memory. A tracked array is tracked again after a restore.
         order: memory order of the bytes: "C" for C order, or "F" for Fortran order, where the first index changes fastest.
     """
 

@@ -5,8 +5,8 @@ The problem: the cost of capturing a large array should depend only on the chang
 The solution: the kernel knows which pages were written. When user code or a system call such as `read` first writes to an *armed* page (a
 page that userfaultfd has write-protected), the page is disarmed. In the mode `WP_ASYNC`, the kernel itself disarms the page. So no handler,
 thread or signal is involved, and the writer only pays for one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns all disarmed
-pages and arms them again. For each page, this is atomic. So each write is reported by the first scan after it, by a concurrent scan, or by
-both. If a page is copied after a scan and before the next write, the copy contains the reported content.
+pages and arms them again. For each page, returning and arming again is one atomic step. So each write is reported by the first scan after
+it, by a concurrent scan, or by both. If a page is copied after a scan and before the next write, the copy contains the reported content.
 
 Invariants:
 
@@ -112,7 +112,7 @@ def is_supported() -> str:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory that can be registered by a `WriteTracker`. The memory has at least `size_bytes` bytes, where
+    """Return zero-filled private memory that can be registered by a `WriteTracker`. The memory has at least `size_bytes` bytes.
     `size_bytes` must not be 0.
 
     Raises:
@@ -196,8 +196,8 @@ class WriteTracker:
         and a word that is not used.
 
         Raises:
-            ExternalFailureError: If the scan fails. After a failed scan, it is unknown which pages were written. So treat all pages as
-                written, and call `close`.
+            ExternalFailureError: If the scan fails. After a failed scan, it is unknown which pages were written. After that, treat all
+                pages as written, and call `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
@@ -212,7 +212,7 @@ class WriteTracker:
         return found
 
     def _scan_from(self, handles: _Handles, position: int) -> tuple[int, int]:
-        """Scan once. Return the number of regions that were found, and the address at which the kernel has stopped."""
+        """Scan once. Return the number of regions found, and the address at which the kernel stopped."""
         argument = bytearray(_SCAN_ARGUMENT.pack(*self._scan_argument(handles, position)))
         try:
             count = fcntl.ioctl(handles.pagemap, _PAGEMAP_SCAN, argument)
@@ -232,7 +232,7 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking, so that writes have no additional cost any more. A second call has no effect, and a call in a forked child has no
+        """Stop tracking, so that writes have no more additional cost. A second call has no effect, and a call in a forked child has no
         effect either."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
