@@ -257,7 +257,7 @@ HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Information for `snapline status` that is not in the replicated log. No decision depends on it.
+    """Information for `snapline status` that is not in the replicated log. No decision depends on this information.
 
     Attributes:
         triggers_skipped: number of epoch triggers skipped since this leader started.

@@ -145,7 +145,6 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
         basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the agent does not exist
             yet in the base epoch (number 0, no messages).
         epoch: for a tentative checkpoint, its round; for a checkpoint in the base epoch, that epoch's number; otherwise 0.
-        pack: the pack that contains the checkpoint.
         sent: for each receiver, the sequence number of the last message sent to it before the checkpoint.
         received: for each sender, the sequence number of the last message consumed from it before the checkpoint.
         turns: number of turns since the agent's previous checkpoint.
@@ -232,7 +231,6 @@ class ReplicaStatusChecked(Event, frozen=True, gc=False):
     """The leading replica's check of itself and the other replicas, which runs twice a second.
 
     Attributes:
-        replica: id of this replica.
         missing: replicas to which this replica has no connection.
         count: total number of replicas.
         certificate_left_ns: how long this replica's certificate remains valid. A value of 0 or less means that the certificate has
@@ -404,7 +402,6 @@ class SweepLogs(Command, frozen=True, gc=False):
     """Command: delete, in the background, all batches of host logs that no epoch needs. Running this sweep late is harmless.
 
     Attributes:
-        plan: number of the current plan.
         epochs: roots of the epochs to which a recovery may return, by epoch number.
         left: for each agent that has left, the lowest epoch that no longer contains it.
         settled_epoch: number of an epoch from which on no turn undone by the plan will run again.

@@ -25,25 +25,27 @@ The leader makes a plan in these steps:
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. The fleet runs when all hosts have applied the
    plan. Hosts that make no progress in time are evicted. If no host makes progress, all hosts are kept and a new plan is made for them.
 
-If anything fails during these steps, another plan follows, from the same recovery line or an older one. A recovery can thus be interrupted
-at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an agent fails
-repeatedly without a complete epoch in between, or a fork has no readable epoch left.
+If anything fails while a plan is made or applied, another plan follows, from the same recovery line or an older one. A recovery can thus
+be interrupted at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an
+agent fails repeatedly without a complete epoch in between, or a fork has no readable epoch left.
 
 *Time limits.* A host answers each plan with PlanApplied or PlanRefused. Until a host answers the plan, its heartbeats report how much it
-has loaded. A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. A host that sends nothing on an
-open stream is busy, and this time does not count. If no host makes progress, the hosts are not to blame, so the new plan includes all of
-them. The time limit doubles with each such plan until a plan is applied, so that a fleet with one slow loading step can start too.
+has loaded. A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. Time during which a host sends
+nothing on an open stream does not count, because the host is busy. If no host makes progress, the hosts are not to blame, so the new plan
+includes all of them. After each plan that was not applied in time, the time limit doubles, so that a fleet with one slow loading step can
+start too.
 
 *Restores* are operators' requests to return the fleet to an epoch. Only one restore is active at a time. The plan for a restore is made
-like any other plan, except that it starts from the requested epoch. The log entry of that plan also makes all later epochs void
-(`state/fleet_view.py`). A restore request is identified by the client's token. If the client repeats a request, to this or a later leader,
-it is answered with the plan that the log contains for its token. If a leader dies before that log entry is written, nothing has changed.
+like any other plan, except that it starts from the requested epoch. The log entry of a restore's plan also makes all later epochs void
+(`state/fleet_view.py`). A restore request is identified by the client's token. If the client repeats a restore request, to this or a later
+leader, the answer is the plan that the log contains for the client's token. If a leader dies before the restore's plan is in the log,
+nothing has changed.
 
-*Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback is executed as a restore. A second
-rollback for the same reason is refused until an operator has restored the fleet. The requesting agent waits and loses nothing, because its
-turn has had no effect and its message is kept. The agent's host resends the request on every new stream, so the request survives a change
-of leader. Each rollback request belongs to one incarnation of its agent. Every new plan ends that incarnation and its request, so the
-turn runs again and may repeat the request.
+*Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback is executed as a restore. A second rollback
+for the same reason is refused until an operator has restored the fleet. The requesting agent waits and loses nothing, because its turn has
+had no effect and its message is kept. The agent's host resends the request on every new stream, so the request survives a change of leader.
+Each rollback request belongs to one incarnation of its agent. Every new plan ends the incarnation and its rollback request, so the turn
+runs again and may repeat the request.
 
 The log keeps the reason of each rollback, because agents that were rolled back do not remember it. Earlier rollback requests count as
 long as the log keeps their plans. Requests before an operator's last restore do not count, because the operator knows of them.
@@ -109,7 +111,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore, and the requests that are waiting for it. Only the committed plan is durable.
+    """The active restore, and the requests that are waiting for it. Of this state, only the committed plan is durable.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -335,7 +337,7 @@ class LineCheck:
         self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
-        """Return whether the recovery line is known to be readable. If it is not known yet, start to read the line."""
+        """Return whether the recovery line is known to be readable. If the line has not been read yet, start to read it."""
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
@@ -727,8 +729,8 @@ class Plans:
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _evict_overdue_hosts(self, plan: PlanRecord) -> None:
-        """Evict hosts that have made no progress in applying the plan within the time limit. If this concerns all hosts of the plan,
-        replace the plan instead."""
+        """Evict hosts that have made no progress in applying the plan within the time limit. If no host of the plan has made progress in
+        time, replace the plan instead."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:

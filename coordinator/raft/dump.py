@@ -89,14 +89,13 @@ class DumpFile:
     """This replica's dump, and dumps that are being sent to or received from other replicas. Only the tick thread may use this object.
 
     Args:
-        fileName: path of the dump.
         transmissionBatchSize: size, in bytes, of the pieces that are sent to a follower.
         tryUseFork: must be false, because this class never forks.
         serializer: function that returns the encoded state. An exception raised by `serializer` ends the process.
         deserializer: ignored, because `read` returns the state instead.
         serializeChecker: must be None, because a dump is complete when `serialize` returns.
         cluster, node: cluster and replica that own the dump. A dump of another owner is refused.
-        applied: function that returns the index of the last applied entry. Dumps that end at or before this entry are refused.
+        applied: function that returns the index of the last applied entry. A received dump that ends at or before that entry is refused.
         term: function that returns the current term. A received dump must not have a later term.
         fail: function that is called with an error message after any failure, and must not return.
     """
@@ -143,7 +142,6 @@ class DumpFile:
 
         Args:
             data: (unused, last applied entry, entry before it, nodes). Only the two entries are used.
-            id: id that the library has chosen for the dump.
         """
         if self._finished is not None:
             return
@@ -155,7 +153,7 @@ class DumpFile:
         self._finished = id
 
     def checkSerializing(self) -> tuple[int, int | None]:
-        """Return SUCCESS and the dump's id once after each dump has become durable. The library then trims its log."""
+        """Return SUCCESS and the dump's id once after each dump has become durable. The library trims its log after SUCCESS."""
         if self._finished is None:
             return SERIALIZER_STATE.NOT_SERIALIZING, None
         finished, self._finished = self._finished, None

@@ -6,9 +6,9 @@ Raft is safe only if three things are durable before any message that reveals th
 (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all servers"). The
 original pysyncobj syncs neither term, vote nor entries to disk.
 
-*Memory first, then the file.* The library reads and changes a list in memory without any I/O. `sync` then updates the file in one
-transaction (*group commit*). The file is therefore always consistent, even after a crash. Up to the index `_file_equal_until`, the rows of
-the file are known to equal the list. Each commit deletes all rows after `_file_equal_until`, and adds the missing rows.
+*Memory first, then the file.* The library reads and changes a list in memory without any I/O. `sync` writes all changes of the list to the
+file in one transaction (*group commit*). The file is therefore always consistent, even after a crash. Up to the index `_file_equal_until`,
+the rows of the file are known to equal the list. Each commit deletes all rows after `_file_equal_until`, and adds the missing rows.
 
 *Kept tail (H4).* For every AppendEntries, the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
 of them are unchanged. If the cut were written to disk, a crash at that moment would lose acknowledged entries. `deleteEntriesFrom`

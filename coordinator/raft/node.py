@@ -139,9 +139,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
                 added.
             transport_class: function that creates the transport, called with (this object, self_node, set of the other nodes); see
                 pysyncobj.transport.Transport.
-            machine: the replicated state machine.
             folder: folder that only this replica uses; created if missing.
-            cluster: name of the cluster. Files that belong to another cluster are refused.
+            cluster: name of the cluster that owns the files. Files that belong to another cluster are refused.
             marks: storage of the log marks, outside the replica's folder.
             on_alarm: function that is called on the tick thread with a message for operators, and must return at once.
 

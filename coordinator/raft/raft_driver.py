@@ -638,7 +638,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
         node: id of the replica, which is one of `members`.
         members: the "host:port" address of each replica, by id. All replicas have the same mapping, which never changes.
         folder: folder for this replica's files, on a local disk and not shared with other replicas.
-        cluster: name of the cluster. Files and replicas that belong to another cluster are refused.
+        cluster: name of the cluster that owns the log. Files and replicas that belong to another cluster are refused.
         marks: storage of the log marks, which all replicas share, outside their folders.
         security: certificates for the role `coordinator`, or loopback connections only.
         configuration: settings for pysyncobj; None means `raft_configuration` with this replica's rank.

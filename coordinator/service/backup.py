@@ -22,9 +22,9 @@ The restored fleet needs a recovery plan. The restored fleet's open epochs are a
 recovery line.
 
 *Replicas are equal.* Replicas that are restored one after another have equal states, because the new state depends only on the backup and
-the store. The replicas differ if the store changes in between, because a replica was started too early. Raft would not notice, because it
-compares entries only by index and term. The dump's term therefore contains a digest of the state. Replicas whose states differ then
-contradict each other, and end (H3).
+the store. Restored replicas differ if the store changes between their restores, because a replica was started too early. Raft would not
+notice different states, because it compares entries only by index and term. The dump's term therefore contains a digest of the state.
+Replicas with different states therefore contradict each other, and end (H3).
 
 The dump is written before the journal, because a replica with a dump but no journal refuses to start.
 
@@ -41,7 +41,7 @@ fleet's definition. The first host defines the fleet, and must have the definiti
 its log becomes a learner, as in any fleet.
 
 The log is created in a temporary folder and then moved into place. The journal is moved last, because a log is valid only if it has a
-journal. If a crash interrupts this, the log is created again.
+journal. If a crash interrupts the creation of the log, the log is created again.
 
 If a replica first starts after the snapshot has been deleted, it creates no log. Such a replica receives the log from the other replicas,
 a majority of which must have it by then.

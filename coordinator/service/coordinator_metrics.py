@@ -4,11 +4,11 @@ Only the leader reports the fleet's metrics, so that sums over all replicas coun
 
 `LeaderFigures` contains the durations, sizes and pauses of epochs and recoveries, as measured by this process while it led. The
 measurements come from the decisions and times in the replicated state, and from hosts' reports of how much they have written. The leader's
-driver passes both to its observers, of which `LeaderFigures` is one. No decision depends on these figures. A new leader's counters begin
-at zero, which monitoring systems treat as a counter reset.
+driver passes these decisions and reports to its observers, of which `LeaderFigures` is one. No decision depends on these figures. A new
+leader's counters begin at zero, which monitoring systems treat as a counter reset.
 
 `snapline status` shows the costs of epochs, which are computed from the replicated state and these figures. A replica that does not lead
-computes these costs from the replicated state alone.
+computes the costs of epochs from the replicated state alone.
 """
 
 import time

@@ -39,7 +39,7 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
     assume that all agents fail.
 
     With coordinated checkpoints, every failure has the same recovery line, because all agents return to the newest complete epoch. Among
-    complete cuts, that epoch is the recovery line (G5), and epoch 0 stands for the initial states.
+    complete cuts, the newest complete epoch is the recovery line (G5). Epoch 0 stands for the initial states.
 
     Raises:
         NotFoundError: an agent or host does not exist.

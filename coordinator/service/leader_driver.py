@@ -1,8 +1,9 @@
 """Driver of a leader core, which passes events to the core and executes its commands.
 
-The driver makes no decisions and uses no sockets, threads or clocks itself. Its `LeaderEnvironment` provides them. In production, the
-environment is the process (`leadership.py`); in the simulator, a heap with virtual time (`sim/world/simulated_replica.py`); in tests, a set
-of plain functions. A `LeaderStore` executes the calls to the store; it is `StoreKeeper` both in production and in the simulator.
+The driver makes no decisions and uses no sockets, threads or clocks itself. The driver's `LeaderEnvironment` provides sockets, threads and
+clocks. In production, the environment is the process (`leadership.py`); in the simulator, a heap with virtual time
+(`sim/world/simulated_replica.py`); in tests, a set of plain functions. A `LeaderStore` executes the calls to the store; it is `StoreKeeper`
+both in production and in the simulator.
 
 All calls to the driver come from one thread. The environment must not call back while a call to the driver is running.
 """
@@ -46,8 +47,8 @@ class LeaderEnvironment(Protocol):
         """Propose an entry to the log. The environment must call `ended` exactly once, within a time limit."""
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Run the blocking call `work(command)` in a worker thread, and pass its result to `then`. Several such calls may run at the same
-        time."""
+        """Run the blocking call `work(command)` in a worker thread, and pass its result to `then`. Several calls of `work` may run at the
+        same time."""
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
         """Run the blocking call `chore(command)` in a thread that runs these calls one after another."""
@@ -95,11 +96,7 @@ class LeaderObserver:
 
 
 class LeaderDriver:
-    """Driver of one leader core during one leadership.
-
-    Attributes:
-        core: the leader core that is driven.
-    """
+    """Driver of one leader core during one leadership."""
 
     def __init__(
         self,

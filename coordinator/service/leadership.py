@@ -14,7 +14,7 @@ tools' requests, the log, threads for store calls, and the clock.
 Each process keeps two copies of the state. One copy belongs to Raft, which applies entries and saves and restores the state on a separate
 thread. All other code, such as the leader and the servicer, reads the other copy on the event loop. Both copies apply the same entries in
 the same order, and the event loop's copy applies each entry before its proposer receives the outcome. Because applying an entry is
-deterministic, both copies are equal. Applying takes microseconds and needs no lock.
+deterministic, both copies are equal. Applying an entry takes microseconds and needs no lock.
 """
 
 import asyncio
@@ -166,7 +166,7 @@ class LeaderRunner:
     """Runs one leader on one event loop. The runner implements `LeaderEnvironment` for the leader's driver.
 
     Attributes:
-        is_ended: whether this leadership has ended. `exit_code` and `failure` then describe the outcome.
+        is_ended: whether this leadership has ended.
         exit_code: the coordinator's exit code if the leader has not failed.
         failure: the error that ended the leadership; None if there was none.
         on_ended: function that is called when the leadership ends for any reason other than `stop`.
@@ -407,7 +407,7 @@ class Leadership:
 
     Attributes:
         runner: runner of the current leadership; None while this replica does not lead.
-        ended: event that is set when the coordinator's run has ended. `exit_code` and `failure` then describe the outcome.
+        ended: event that is set when the coordinator's run has ended.
         led: event that is set when this replica first becomes the leader.
     """
 

@@ -3,8 +3,8 @@
 If agents checkpoint on their own, hosts write checkpoint packs. For each checkpoint, a pack contains the state, the channel numbers, and
 all messages sent since the agent's previous checkpoint. A *recovery line* consists of one checkpoint of each agent. To become an epoch, a
 recovery line also needs its channel states. The state of channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md,
-sections 1 and 3). All these messages were sent before the recovery line. Each of them was either sent before the base epoch, and is in
-its channel state, or is in a log that i wrote between base and recovery line.
+sections 1 and 3). The messages of a channel state were sent before the recovery line. Each message of a channel state is either in the
+base epoch's channel state, or in a log that i wrote between the base and the recovery line.
 
 A restart from the new epoch must find exactly the messages in transit (G1, G2). `read_line` therefore checks these conditions:
 
@@ -13,7 +13,8 @@ A restart from the new epoch must find exactly the messages in transit (G1, G2).
 - Every pack has the reported digests, and contains the checkpoints that the recovery line names (G11).
 
 An agent without a checkpoint on the recovery line has been removed. An agent is removed only after all its messages were received in a
-complete epoch (`ComposedLine.finished`). The agent's channel numbers are then no longer needed, and each host drops them when convenient.
+complete epoch (`ComposedLine.finished`). The channel numbers of a removed agent are no longer needed, and each host drops them when
+convenient.
 """
 
 import logging
@@ -91,8 +92,8 @@ class _Member(msgspec.Struct):
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read the base epoch and the checkpoint packs, each once, and compose the new epoch. Meanwhile, the states of all agents are in
-    memory.
+    """Read the base epoch and the checkpoint packs, each once, and compose the new epoch. While the epoch is being composed, the states of
+    all agents are in memory.
 
     Raises:
         DamagedDataError: a file is damaged, or differs from the report about it. The error message names the file.
@@ -232,7 +233,7 @@ def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
 def _read_pack(
     store: Store, command: MaterialiseLine, path: str, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[AgentCheckpoint]:
-    """Yield the checkpoints in one pack that are needed for the recovery line. One agent may have several such checkpoints."""
+    """Yield the checkpoints in one pack that are needed for the recovery line. One agent may have several checkpoints in the pack."""
     reported = command.packs.get(path)
     if reported is None:
         raise ProtocolError(f"the line names {path}, and nothing was reported of it")
@@ -300,8 +301,8 @@ class _Incoming:
 def _check_departed_sender(
     channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]
 ) -> None:
-    """Check a channel whose sender has left the fleet. Raise ProtocolError if a message was received on it since the base epoch, or is in
-    transit."""
+    """Check a channel whose sender has left the fleet. Raise ProtocolError if a message was received on this channel since the base epoch,
+    or is in transit on it."""
     if received > base_received:
         raise ProtocolError(
             f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "

@@ -1,9 +1,9 @@
 """Process of a coordinator replica, which opens the log and the store, serves calls, and leads if elected.
 
 If the fleet is running, a stop signal first triggers a last snapshot. The hosts may be stopping at the same time, and need a coordinator
-for their last epoch. The last epoch is begun by the leader (`leader/fleet_end.py`). The other replicas keep running until that epoch is
-complete, because it cannot be committed without them. After a stop signal, a coordinator ends at once if its fleet has no hosts or is not
-running.
+for their last epoch. The last epoch is begun by the leader (`leader/fleet_end.py`). The other replicas keep running until the last epoch
+is complete, because it cannot be committed without them. After a stop signal, a coordinator ends at once if its fleet has no hosts or is
+not running.
 """
 
 import asyncio
@@ -375,7 +375,8 @@ class _Process:
         return self._leadership.exit_code
 
     def on_stop_signal(self) -> None:
-        """Handle a stop signal. `run` then returns after a last snapshot, even if it has not been called yet."""
+        """Handle a stop signal. After a stop signal, `run` returns as soon as a last snapshot is complete, even if `run` has not been
+        called yet."""
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:

@@ -575,7 +575,7 @@ class StoreKeeper:
         )
 
     def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
-        """Delete the checkpoint packs of earlier recovery plans, except those to keep."""
+        """Delete all checkpoint packs of earlier recovery plans, except those in `command.kept`."""
 
         def sweep() -> None:
             removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)

@@ -1,4 +1,4 @@
-"""Users of the coordinator: their tokens, the audit log of their calls, and the gRPC service `People`. The rules are in
+"""Users of the coordinator: their tokens, the audit log of their calls, and the gRPC service `People`. This module applies the rules in
 `state/operation_rules.py`.
 
 Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged change. A follower's
@@ -220,7 +220,7 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
-        """Create a token. The request contains only the token's digest."""
+        """Create a token. The request contains the token's digest instead of the token."""
         expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
         return pb.MakeTokenReply(expires_ns=expires_ns)
 

@@ -3,7 +3,7 @@
 Every table has a size limit, given by a constant. The image therefore stays below 64 MiB, the largest size that a replica accepts from
 another replica. If names have the usual length, the image takes at most 16 MiB.
 
-The outcomes and time accounts of epochs are only for display. No decision depends on them.
+The outcomes and time accounts of epochs are only for display, and no decision depends on them.
 """
 
 import msgspec
@@ -61,8 +61,8 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
         reports: number of hosts that have reported.
         new_bytes: number of bytes that these hosts have written for the epoch.
         last: durations of the host that was the last to report.
-        late: durations of the host whose agent was the last to record its state. Other hosts wait for this agent, and may report later than
-            its own host.
+        late: durations of the host whose agent was the last to record its state. Other hosts wait for the agent in `late`, and may report
+            later than its own host.
     """
 
     reports: int = 0
@@ -77,8 +77,8 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         begun_ns, ended_ns: start and end of the epoch, by the wall clock of the leader that proposed the operation.
         reason: why the epoch was aborted; "" if it completed.
-        account: summary of the hosts' reports. None if hosts do not report on this kind of epoch, or if a plan or the fleet's end aborted
-            the epoch.
+        account: summary of the hosts' reports. `account` is None if hosts do not report on this kind of epoch, or if a plan or the fleet's
+            end aborted the epoch.
     """
 
     epoch: int
@@ -143,10 +143,10 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation; "over" if
-            the proposer or the fleet has ended, or the operation's plan was replaced. If the plan was replaced, the next plan resolves the
-            request.
-        reason: why the operation was refused.
-        number: number assigned by the operation: a host start, plan, epoch or incarnation, or the position of the next agent to define.
+            the proposer or the fleet has ended, or the operation's plan was replaced. If the operation's plan was replaced, the next plan
+            resolves the request.
+        number: number that the operation assigned, which is a host start, plan, epoch or incarnation, or the position of the next agent to
+            define.
         begun: for creations of agents, the latest epoch that has begun.
         epochs: the epochs that the operation aborted or forgot; for creations and removals of agents, the open epochs.
     """
@@ -171,7 +171,7 @@ class HostRecord(msgspec.Struct):
         instance: name of the current run, chosen by the host process.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby; "" if it is not. A plan that uses the host clears this field.
+        spare: why the host is on standby; "" if it is not. A plan that uses the host clears `spare`.
         is_drained: whether an operator has drained the host. The drain mark survives restarts of the host.
         died: name of the host's last run whose process is known to have died during turns; "" if there is none.
     """
@@ -254,7 +254,7 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         request: token by which the client identifies its request.
-        drop_inputs: whether the client asked to drop later inputs. The plan's field `drop_before` implements this.
+        drop_inputs: whether the client asked to drop later inputs. The plan's field `drop_before` implements `drop_inputs`.
         voided: complete epochs that the restore has made void.
         agent: the agent that requested the restore; "" if an operator did.
     """
@@ -270,11 +270,10 @@ class PlanRecord(msgspec.Struct):
 
     Attributes:
         line_epoch, line_root: epoch and root of the recovery line; 0 and "" stand for the initial states.
-        begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with this value as its r, the latest
-            epoch it has recorded.
+        begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with `begun_epoch` as its r, the last
+            epoch that it has recorded.
         hosts: hosts that run agents, in order. The hosts in `hosts` must confirm the plan and report epochs, and losing one of them
             requires a new plan.
-        confirmed: hosts that have confirmed the plan.
         unborn: agents that do not exist yet on the recovery line, because their creation is in transit or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
         condemned: epochs found damaged since the previous plan, and therefore not used as the recovery line.
@@ -325,8 +324,8 @@ LOGS_KNOWN_MAX = 1024
 class LogRecord(msgspec.Struct, frozen=True):
     """A host log that later hosts may not have sealed yet, or whose newest batch is known.
 
-    `newest` is the number of the newest batch known to be durable; 0 if none is known. With this number, it can be detected that the batch
-    was removed from a signed or encrypted store.
+    `newest` is the number of the newest batch known to be durable; 0 if none is known. The number shows whether the batch was removed from
+    a signed or encrypted store.
     """
 
     plan: int
@@ -339,7 +338,6 @@ class ForkOrigin(msgspec.Struct, frozen=True):
     """The origin of a fork, which starts from one complete epoch of another fleet and has no initial states.
 
     Attributes:
-        name: name of the fork.
         parent, parent_name: cluster id and name of the parent fleet.
         epoch: epoch number of the snapshot, which is the same in both fleets.
         plan: plan number of the snapshot. The fork's first plan has the next number.
@@ -420,7 +418,7 @@ class FleetImage(msgspec.Struct):
     Attributes:
         policy: text for display that describes when agents checkpoint on their own.
         log_bytes_max: limit, in bytes, on the sender logs in the store; 0 means no limit.
-        places: placement rules. For each agent, the first rule that names it applies.
+        places: placement rules. For each agent, the first placement rule that names it applies.
         agents_defined: number of agents in the fleet's definition. The fleet counts as defined when all these agents are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
         forgotten_start: largest start number of all removed host records. A new host's start number is larger than `forgotten_start` (G9).
@@ -440,7 +438,7 @@ class FleetImage(msgspec.Struct):
         tokens: users' tokens by name.
         calls, refusals: records of users' last calls that change the fleet; `refusals` contains the refused calls.
         calls_made: sequence number of the last recorded call.
-        ends: how the last epochs ended, oldest first. Later changes of these epochs are not recorded here.
+        ends: how the last epochs ended, oldest first. Changes of an epoch after its end are not recorded in `ends`.
         deaths: turns during which processes have died. The most recently counted turn is last.
     """
 

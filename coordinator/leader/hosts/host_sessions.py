@@ -68,7 +68,6 @@ class HostSession(msgspec.Struct):
 
     Attributes:
         start: number of the host's run; 0 until a new run is admitted.
-        heartbeat: the host's last heartbeat.
         beaten_ns: time at which the last heartbeat arrived.
         is_asked: whether the host has been asked for the fleet's definition.
     """

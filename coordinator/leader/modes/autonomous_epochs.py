@@ -67,7 +67,6 @@ class Freeze(msgspec.Struct, frozen=True):
     """A request that the hosts of a plan freeze their agents, and the hosts' answers.
 
     Attributes:
-        number: number of the freeze.
         asked_ns: time of the request, by session.
         answers: the answers, by session. A host that reconnects is asked again, because an earlier leader that does not know of its
             successor may have thawed it.

@@ -79,8 +79,8 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
         outcome: "handled" if the retry succeeded. "failed" if the retry failed, in which case a new dead letter exists. "dropped" if the
             dead letter was dropped. "gone" if the dead letter no longer existed, because another client had retried or dropped it or a
             recovery had undone it. "refused" if the host refused the command.
-        message: the answer given by the retry, `{"type": …, "fields": …}`, if the dead letter was an input. None if the retry gave no
-            answer.
+        message: the answer given by the retry, `{"type": …, "fields": …}`, if the dead letter was an input. `message` is None if the retry
+            gave no answer.
     """
 
     agent: str

@@ -47,7 +47,7 @@ class Receipt(msgspec.Struct, frozen=True):
     Attributes:
         number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. An agent consumes its inputs in the order of their
             numbers.
-        key: idempotency key of the input, unique among the inputs of its agent.
+        key: idempotency key, unique among the inputs of one agent.
         is_repeated: whether an earlier send had already delivered this input under the same number.
     """
 
@@ -62,10 +62,9 @@ class Reply(msgspec.Struct, frozen=True):
 
     Attributes:
         number: sequence number of the input among the inputs of its agent.
-        message: `{"type": type name, "fields": plain values}`, or an instance of the caller's `reply_type`. None if the turn gave no
-            answer, or if the answer was stored too long ago and has been deleted.
+        message: `{"type": type name, "fields": plain values}`, or an instance of the caller's `reply_type`. `message` is None if the turn
+            gave no answer, or if the answer was stored too long ago and has been deleted.
         is_early: whether the answer was returned as soon as its turn had ended, in which case a recovery may still change the answer.
-        key: idempotency key of the input.
     """
 
     agent: str
