@@ -265,7 +265,7 @@ class ScriptedProtocol(ABC):
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Handle the start of a turn, which consumes a message."""
+        """Handle the start of a turn that consumes a message."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
         """Handle the consumption of a message by a turn."""

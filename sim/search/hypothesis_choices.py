@@ -1,4 +1,4 @@
-"""Choices that Hypothesis draws. Integration with Hypothesis, which searches for a failing run and shrinks it towards the benign choices.
+"""Integration with Hypothesis, which searches for a failing run and shrinks it towards the benign choices.
 
     @given(choices=sparse_choices())
     def test_my_fleet(choices):

@@ -625,7 +625,7 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """Draw restores by an operator, in one of every `one_in` runs. There are one or two restores, and either all of them or
+    """In one of every `one_in` runs, draw restores that an operator requests. There are one or two restores, and either all of them or
     about half of them discard inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
@@ -783,7 +783,7 @@ def _fault_of(kind: str, word: FaultKind) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints. Most are crashes. Most faults at failpoints are crashes. If the run may have other kinds of faults, some
+    """Draw faults at failpoints. Most faults at failpoints are crashes. If the run may have other kinds of faults, some
     are power cuts, pauses or disk errors.
 
     Only these faults cause power cuts of coordinators, namely at the failpoints in the coordinators' disk writes.

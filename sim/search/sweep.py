@@ -384,7 +384,7 @@ def sweep(
 ) -> SweepSummary:
     """Run the scenario `draw(template, seed)` for each seed.
 
-    Ctrl-C stops the sweep. When Ctrl-C stops the sweep, the summary of the results so far is returned, with `is_stopped` set.
+    When Ctrl-C stops the sweep, the summary of the results so far is returned, with `is_stopped` set.
 
     Args:
         seeds: seeds to run. No seed may occur twice.

@@ -6,11 +6,11 @@ other agents in turn, one message per timer tick. All messages, including those 
 agent answers. After consuming all messages up to number n, a receiver has counted all of them except the n // `POISON_EVERY` messages that
 failed. A turn that failed leaves no trace in the state, even after rollbacks.
 
-*Astray* (`make_astray`). If a message is undeliverable or a spawn request conflicts with another, it becomes a dead letter of the agent
-that sent it. Each agent sends its share of the messages, one per timer tick, to these receivers in turn: its peers, an agent that never
-exists, and the latecomers. A *latecomer* is an agent that is created when the first agent spawns it. For each latecomer, two thirds of the
-agents try to spawn it once, and send their first message to the latecomer in the same turn. The remaining agents never spawn the latecomer,
-so their messages may arrive before it exists. A latecomer sends one message to each peer, and after that only receives messages.
+*Astray* (`make_astray`). An undeliverable message, or a spawn request that conflicts with another, becomes a dead letter of the agent that
+sent it. Each agent sends its share of the messages, one per timer tick, to these receivers in turn: its peers, an agent that never exists,
+and the latecomers. A *latecomer* is an agent that is created when the first agent spawns it. For each latecomer, two thirds of the agents
+try to spawn it once, and send their first message to the latecomer in the same turn. The remaining agents never spawn the latecomer, so
+their messages may arrive before it exists. A latecomer sends one message to each peer, and after that only receives messages.
 
 Messages have a sequence number on their channel. The first messages of a channel may be dead letters, because the receiver did not exist
 yet when they arrived. As soon as the receiver exists, it consumes all further messages in order. So for every channel

@@ -577,7 +577,7 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Return the leader of the newest term, or None if that leader does not know yet that it leads. Otherwise return ""."""
+        """Return the leader of the newest term if that leader knows that it leads. Otherwise return ""."""
         leader_term = self.raft.newest
         if (
             leader_term is None

@@ -764,7 +764,7 @@ WALK_PARTS_MAX = 10_000_000
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:
-    """Raise an error if the value would be restored as a different value.
+    """Check that the value would be restored as an equal value.
 
     Raises:
         EncodingError: If the value would be restored differently. The message contains the path, the declared type and the actual value.

@@ -543,7 +543,7 @@ class StateEncoder:
 
         Raises:
             EncodingError: If a value cannot be saved. The error message names the value's path.
-            ArenaBusyError: If earlier images have not been written yet. The capture can be repeated after that. Try again later.
+            ArenaBusyError: If earlier images have not been written yet. The caller can repeat the capture later.
             StoreError: If the machine is out of memory.
         """
         self._check(state)
@@ -563,7 +563,7 @@ class StateEncoder:
         """Return `state` encoded as one record without parts, which is used for short-lived images and for messages.
 
         Raises:
-            EncodingError: If a value cannot be saved. The error message names the value's path.
+            EncodingError: If a value cannot be saved.
         """
         self._check(state)
         return self._encoded_inline(state)
@@ -586,7 +586,7 @@ class StateEncoder:
         If a worker thread calls `pool.reserve` for each size, the first capture does not wait for page faults.
 
         Raises:
-            EncodingError: If a value cannot be saved. The error message names the value's path.
+            EncodingError: If a value cannot be saved.
         """
         sizes: list[int] = []
         plan = _Plan(sizes)

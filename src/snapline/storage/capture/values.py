@@ -380,7 +380,7 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 def check_array(array: Any) -> None:
-    """Raise an error if an array would be restored differently. For an array, only its bytes and the short name of its dtype are saved.
+    """Raise an error if an array would be restored differently. Only an array's bytes and the short name of its dtype are saved.
 
     Raises:
         NotImplementedError: If the array would be restored differently. The message describes the problem.
